@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
 
 from torch import fx
-from torch.fx.node import map_aggregate
 
 from tcverify.errors import UnsupportedOp
-from tcverify.ops import ShapeError, TensorSpec, infer
+from tcverify.ops import ShapeError, TensorSpec
 from tcverify.program.graph import describe, fake_values, with_metadata
+from tcverify.program.specs import InferredSpecs
 
 
 def refresh_metadata(graph: fx.Graph) -> None:
@@ -20,25 +20,16 @@ def refresh_metadata(graph: fx.Graph) -> None:
 
     For stages that promise no metadata: the next stage is given what a propagation step between the two would leave.
     """
-    numbers = iter(range(1 << 60))
     records = describe(graph)
-    known: dict[fx.Node, Any] = {}
-    groups = getattr(graph.owning_module, "meta", {}).get("groups") or {}
-
-    def spec(value: Any) -> Any:
-        return known.get(value) if isinstance(value, fx.Node) else value
-
+    specs = InferredSpecs(getattr(graph.owning_module, "meta", {}).get("groups") or {})
     for node, record in zip(graph.nodes, records, strict=True):
         found = record.get("val")
         if node.op == "placeholder" and isinstance(found, TensorSpec):
-            found = TensorSpec(found.shape, found.stride, found.dtype, found.offset, next(numbers))
-        if node.op == "call_function" and all(known.get(n) is not None for n in node.all_input_nodes):
-            try:
-                args, kwargs = map_aggregate(node.args, spec), dict(map_aggregate(node.kwargs, spec))
-                found = infer(node.target, args, kwargs, numbers.__next__, groups)
-            except (ShapeError, UnsupportedOp):
-                pass
-        known[node] = found
+            found = found.stored(specs.fresh())
+        if node.op == "call_function" and all(specs.of.get(n) is not None for n in node.all_input_nodes):
+            with contextlib.suppress(ShapeError, UnsupportedOp):
+                found = specs.infer(node)
+        specs.keep(node, found)
         if found is not None:
             record["val"] = found
     for node, value in zip(graph.nodes, fake_values(with_metadata(graph, records)), strict=True):

@@ -9,13 +9,12 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from tcverify.checks.evidence import Evidence
-from tcverify.checks.memory.storage import RealValues
 from tcverify.errors import UnsupportedOp
 from tcverify.ops import ShapeError, TensorSpec, schema_of
 from tcverify.ops.leaves import leaves
 from tcverify.program import Program, RankConstant
 from tcverify.program.finding import Doubt, Finding
-from tcverify.program.graph import map_structure
+from tcverify.program.specs import InferredSpecs, same_layout
 
 _HINT = "if a later step propagates metadata anew, say so with --contract metadata=false"
 _OWN = "give the node a tensor of its own, such as torch.empty_like(…) of what it has"
@@ -68,7 +67,7 @@ def _changed_boundary(original: Program, rewritten: Program) -> Finding | None:
             if node.op != "placeholder" or node.name not in inputs:
                 continue
             recorded, expected = node.meta.get("val"), inputs[node.name]
-            if recorded is None or not _same_layout(recorded, expected):
+            if recorded is None or not same_layout(recorded, expected):
                 problem = (
                     _MISSING if recorded is None else f"says {_text(recorded)}, but the input is {_text(expected)}"
                 )
@@ -123,8 +122,10 @@ class _Records:
     """
 
     def __init__(self, groups: Mapping[str, Sequence[int]]) -> None:
-        self._values = RealValues(groups)
-        self._meaning: dict[int, tuple[int, str]] = {}  # recorded storage -> the real one, and the node that said so
+        self._values = InferredSpecs(groups)
+        self._meaning: dict[
+            int, tuple[int | None, str]
+        ] = {}  # recorded storage -> the real one, and the node that said so
 
     def judge(self, node: fx.Node, constants: Mapping[str, Any], *, again: bool) -> str | None:
         """Return what is wrong with the record of a node, or None. Nodes come in graph order.
@@ -135,7 +136,7 @@ class _Records:
         if node.op == "output":
             return None
         recorded = node.meta.get("val")
-        if node.op == "placeholder" or recorded is None or any(n not in self._values for n in node.all_input_nodes):
+        if node.op == "placeholder" or recorded is None or any(n not in self._values.of for n in node.all_input_nodes):
             if recorded is None:
                 return None if node.op == "placeholder" or _produces_nothing(node) else _MISSING
             apart = self._values.keep_apart(node, recorded)
@@ -149,16 +150,16 @@ class _Records:
             return f"cannot be right: its operands' metadata does not fit together ({error})"
         if not again:
             self._values.keep(node, expected)
-        if not _same_layout(recorded, expected):
+        if not same_layout(recorded, expected):
             return f"says {_text(recorded)}, but the node produces {_text(expected)}"
         return None if again else self._shared_by_mistake(node.name, recorded, expected)
 
     def _shared_by_mistake(self, name: str, recorded: Any, expected: Any) -> str | None:
-        for said, real in zip(_aliases(recorded), _aliases(expected), strict=False):
-            if said is None:
+        for said, real in zip(leaves(recorded, TensorSpec), leaves(expected, TensorSpec), strict=False):
+            if said.alias is None:
                 continue
-            first, owner = self._meaning.setdefault(said, (real, name))
-            if first != real:
+            first, owner = self._meaning.setdefault(said.alias, (real.alias, name))
+            if first != real.alias:
                 return f"{_SHARES} with that of '{owner}', which the node does not alias"
         return None
 
@@ -167,18 +168,6 @@ def _produces_nothing(node: fx.Node) -> bool:
     """Whether a call has no result that metadata could be of."""
     schema = schema_of(node.target) if node.op == "call_function" else None
     return schema is not None and not schema.returns
-
-
-def _same_layout(recorded: Any, expected: Any) -> bool:
-    if isinstance(recorded, TensorSpec) and isinstance(expected, TensorSpec):
-        if recorded.shape == expected.shape and recorded.stride == expected.stride:  # nearly always
-            return recorded.dtype is expected.dtype
-        return recorded.layout == expected.layout
-    return bool(map_structure(_layout, recorded) == map_structure(_layout, expected))
-
-
-def _layout(spec: Any) -> Any:
-    return spec.layout if isinstance(spec, TensorSpec) else spec
 
 
 def _text(val: Any) -> str:
@@ -191,15 +180,3 @@ def _text(val: Any) -> str:
     if isinstance(val, (tuple, list)):
         return "(" + ", ".join(one(s) for s in val) + ")"
     return one(val)
-
-
-def _aliases(val: Any) -> list[Any]:
-    """The storage numbers of a record, in order; None where there is none."""
-    found: list[Any] = []
-
-    def look(spec: Any) -> None:
-        if isinstance(spec, TensorSpec):
-            found.append(spec.alias)
-
-    map_structure(look, val)
-    return found

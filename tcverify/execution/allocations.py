@@ -11,7 +11,7 @@ import torch
 from tcverify.execution.asynchrony import storage_of
 from tcverify.execution.freed_storages import moves_nothing
 from tcverify.execution.plan import ExecutionPlan, PlanStep
-from tcverify.ops import DEALLOCATE, is_allocation, resolve, schema_of
+from tcverify.ops import DEALLOCATE, aliased_arguments, is_allocation, resolve
 from tcverify.ops.leaves import leaves
 from tcverify.program.graph import Slot
 
@@ -77,14 +77,13 @@ def _read(step: PlanStep) -> list[int]:
 @lru_cache(maxsize=1024)
 def _written(name: str) -> frozenset[int | str]:
     """Positions and names of the arguments that an op writes into and does not read."""
+    if not name.startswith(("host_ir::", "aten::copy_")):
+        return frozenset()  # what adds to what it writes into, reads it
     try:
-        schema = schema_of(resolve(name))
+        arguments = aliased_arguments(resolve(name))
     except Exception:  # noqa: BLE001 - no op of torch: nothing is known of it
         return frozenset()
-    if schema is None or not (name.startswith(("host_ir::", "aten::copy_"))):
-        return frozenset()  # what adds to what it writes into, reads it
-    found = [(i, a.name) for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
-    return frozenset(key for pair in found for key in pair)
+    return frozenset(key for one in arguments if one.writes for key in (one.position, one.name))
 
 
 __all__ = ["Contents"]

@@ -142,7 +142,7 @@ def _places(program: Program, rank: int) -> Iterator[ArenaPlace]:
             continue
         size, ratio = int(given["nbytes"]), 1
         if isinstance(spec, TensorSpec):
-            size = max(size, spec.numel * spec.dtype.itemsize)
+            size = max(size, spec.nbytes)
             ratio = 8 // spec.dtype.itemsize if spec.dtype.is_floating_point else 1
         yield ArenaPlace(node.name, int(given["offset"]), int(given["offset"]) + size, ratio)
 

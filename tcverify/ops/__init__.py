@@ -1,5 +1,13 @@
 """What ops mean: dialect tables by qualified name, collectives, shape inference. Nothing above knows dialects."""
 
+from tcverify.ops.aliasing import (
+    AliasedArgument,
+    aliased,
+    aliased_arguments,
+    aliased_operands,
+    mutated,
+    mutated_operands,
+)
 from tcverify.ops.collective import Collective, Group, complete, mismatch, reduce_contributions
 from tcverify.ops.dialects import (  # noqa: F401 - the modules register dialects
     bucketing,
@@ -45,6 +53,7 @@ __all__ = [
     "REDUCTIONS",
     "RESIZE",
     "WAIT",
+    "AliasedArgument",
     "Await",
     "Collective",
     "DeviceMesh",
@@ -56,6 +65,9 @@ __all__ = [
     "ShapeError",
     "Start",
     "TensorSpec",
+    "aliased",
+    "aliased_arguments",
+    "aliased_operands",
     "complete",
     "current_overload",
     "define_ops",
@@ -68,6 +80,8 @@ __all__ = [
     "lookup",
     "merged_runs",
     "mismatch",
+    "mutated",
+    "mutated_operands",
     "new_fake_mode",
     "qualified_name",
     "reduce_contributions",

@@ -9,8 +9,8 @@ from torch.fx.node import map_aggregate
 T = TypeVar("T")
 
 
-def leaves(value: Any, kind: type[T]) -> list[T]:
-    """Return the instances of a type in nested tuples, lists, dicts and slices, in order."""
+def leaves(value: Any, kind: type[T] | tuple[type[T], ...]) -> list[T]:
+    """Return the instances of a type, or of one of several, in nested tuples, lists, dicts and slices, in order."""
     if isinstance(value, kind):
         return [value]
     found: list[T] = []

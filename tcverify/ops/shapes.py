@@ -136,7 +136,7 @@ def infer_result(
         alias = back.get(spec.alias)
         if alias is None:
             alias = back[spec.alias] = fresh()
-        return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.offset, alias)
+        return spec.stored(alias)
 
     return renumber(result) if isinstance(result, TensorSpec) else pytree.tree_map(renumber, result)
 
@@ -202,7 +202,7 @@ def _propagate(op: Op, target: Any, args: Sequence[Any], kwargs: dict[str, Any],
     """
     flat = _leaves((args, kwargs), [])
     specs = [leaf for leaf in flat if isinstance(leaf, TensorSpec)]
-    elements = sum(_extent(spec) for spec in specs)
+    elements = sum(spec.extent for spec in specs)
     made = math.prod(abs(v) for v in flat if type(v) in (int, float) and v)  # by repeat, expand, pad, full, …
     few = elements <= _FEW_ELEMENTS and elements * made <= _MANY_ELEMENTS if specs else made <= _FEW_ELEMENTS
     if few and (op.fake is not None or not op.uninterpreted):
@@ -266,12 +266,11 @@ def _described(
     def describe(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        spec = TensorSpec.of(value)
         storage = value.untyped_storage()._cdata
         alias = known.get(storage)
         if alias is None:
             alias = known[storage] = next(counter)
-        return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.offset, alias)
+        return TensorSpec.of(value, alias)
 
     return describe(result) if isinstance(result, torch.Tensor) else pytree.tree_map(describe, result)
 
@@ -302,7 +301,7 @@ def _replaced(function: Callable[[Any], Any], value: Any) -> Any:
 
 def _real_tensor(spec: TensorSpec, base: torch.UntypedStorage | None) -> torch.Tensor:
     """Zeros: a valid value for every op and dtype, indices among them."""
-    storage = torch.zeros(_extent(spec), dtype=spec.dtype).untyped_storage()
+    storage = torch.zeros(spec.extent, dtype=spec.dtype).untyped_storage()
     if base is not None:
         if base.nbytes() < storage.nbytes():
             base.resize_(storage.nbytes())
@@ -312,15 +311,8 @@ def _real_tensor(spec: TensorSpec, base: torch.UntypedStorage | None) -> torch.T
 
 def _meta_tensor(spec: TensorSpec, base: torch.UntypedStorage | None) -> torch.Tensor:
     if base is None:
-        base = torch.empty(_extent(spec), dtype=spec.dtype, device="meta").untyped_storage()
+        base = torch.empty(spec.extent, dtype=spec.dtype, device="meta").untyped_storage()
     return torch.empty(0, dtype=spec.dtype, device="meta").set_(base, spec.offset, spec.shape, spec.stride)
-
-
-def _extent(spec: TensorSpec) -> int:
-    """Elements that the storage of a tensor must hold."""
-    if not spec.numel:
-        return spec.offset
-    return spec.offset + 1 + sum((size - 1) * step for size, step in zip(spec.shape, spec.stride, strict=True))
 
 
 def _first_line(error: Exception) -> str:

@@ -58,18 +58,35 @@ class TensorSpec:
         return cls(tuple(shape), contiguous_stride(tuple(shape)), dtype)
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> TensorSpec:
-        """Describe `tensor` (real, meta or fake), without its aliasing."""
+    def of(cls, tensor: torch.Tensor, alias: int | None = None) -> TensorSpec:
+        """Describe `tensor` (real, meta or fake) in storage `alias`."""
         return cls(
             tuple(map(int, tensor.shape)),
             tuple(map(int, tensor.stride())),
             tensor.dtype,
             int(tensor.storage_offset()),
+            alias,
         )
+
+    def stored(self, alias: int | None) -> TensorSpec:
+        """The same tensor in storage `alias`; `dataclasses.replace` takes four times as long."""
+        return self if self.alias == alias else TensorSpec(self.shape, self.stride, self.dtype, self.offset, alias)
 
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the elements take."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def extent(self) -> int:
+        """Elements that the storage holds up to the last one of this tensor; those before it where it has none."""
+        if not self.numel:
+            return self.offset
+        return self.offset + 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
 
     @property
     def layout(self) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:

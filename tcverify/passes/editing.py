@@ -14,6 +14,7 @@ from torch.fx.node import map_aggregate
 from tcverify.errors import InternalError
 from tcverify.ops import ShapeError, TensorSpec, fake_tensor, infer, lookup, schema_of
 from tcverify.program.graph import map_structure
+from tcverify.program.specs import is_concrete, same_layout
 
 
 def op_name(node: fx.Node) -> str:
@@ -45,11 +46,7 @@ def set_argument(node: fx.Node, name: str, value: Any) -> None:
 def known_spec(node: Any) -> TensorSpec | None:
     """Describe the one tensor that `node` produces, or None when its metadata is missing, symbolic or not a fake tensor."""
     val = node.meta.get("val") if isinstance(node, fx.Node) else None
-    if not isinstance(val, FakeTensor) or val.layout is not torch.strided:
-        return None
-    if any(type(size) is not int for size in (*val.shape, *val.stride(), val.storage_offset())):
-        return None
-    return TensorSpec.of(val)
+    return TensorSpec.of(val) if isinstance(val, FakeTensor) and is_concrete(val) else None
 
 
 def infer_metadata(node: fx.Node) -> None:
@@ -75,17 +72,11 @@ def infer_metadata(node: fx.Node) -> None:
 
 def has_exact_metadata(node: fx.Node) -> bool:
     """Whether the recorded shapes, strides and dtypes of `node` are those that its operands' imply."""
-
-    def layout(value: Any) -> Any:
-        if isinstance(value, FakeTensor):
-            value = TensorSpec.of(value)
-        return value.layout if isinstance(value, TensorSpec) else value
-
     try:
         implied, _, _ = _implied(node)
     except (ShapeError, InternalError):
         return False
-    return bool(map_structure(layout, implied) == map_structure(layout, node.meta.get("val")))
+    return same_layout(implied, node.meta.get("val"))
 
 
 def _implied(node: fx.Node) -> tuple[Any, dict[int, torch.UntypedStorage], FakeTensor]:
@@ -109,8 +100,7 @@ def _implied(node: fx.Node) -> tuple[Any, dict[int, torch.UntypedStorage], FakeT
         if number is None:
             number = numbers[storage._cdata] = next(count)
             storages[number] = storage
-        spec = TensorSpec.of(value)
-        return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.offset, number)
+        return TensorSpec.of(value, number)
 
     def operand(value: Any) -> Any:
         return map_structure(describe, value.meta.get("val")) if isinstance(value, fx.Node) else value

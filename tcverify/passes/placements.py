@@ -20,8 +20,8 @@ from typing import Any
 from torch import fx
 
 from tcverify.ops import lookup
-from tcverify.passes.aliasing import mutated_nodes
 from tcverify.passes.editing import known_spec, named_arguments
+from tcverify.passes.storages import mutated_nodes
 from tcverify.program import REPLICATED, VARYING, Placement, shard
 
 #: aten ops, by name without overload. Elementwise: an integer among the arguments is an operand.

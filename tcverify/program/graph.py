@@ -7,6 +7,7 @@ which passes and users see, hold fake tensors there.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from tcverify.errors import ProgramError
-from tcverify.ops import TensorSpec, current_overload, fake_tensor, new_fake_mode
+from tcverify.ops import TensorSpec, current_overload, fake_tensor, lookup, new_fake_mode
 from tcverify.ops.leaves import leaves
 
 #: Metadata that programs keep beside "val": `cost_s` is the predicted or measured time of a node, in seconds; `schedule`, on the
@@ -167,9 +168,7 @@ def describe(graph: fx.Graph) -> list[dict[str, Any]]:
             return value
         if not isinstance(value, torch.Tensor):
             return value if isinstance(value, (int, float, bool, type(None))) else None
-        found = TensorSpec.of(value)
-        alias = storages.setdefault(value.untyped_storage()._cdata, len(storages))
-        return TensorSpec(found.shape, found.stride, found.dtype, found.offset, alias)
+        return TensorSpec.of(value, storages.setdefault(value.untyped_storage()._cdata, len(storages)))
 
     for node in graph.nodes:
         meta = node.meta
@@ -197,6 +196,18 @@ def map_structure(function: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, dict):
         return {k: map_structure(function, v) for k, v in value.items()}
     return function(value)
+
+
+def in_host_ir(graph: fx.Graph) -> bool:
+    """Whether a graph contains an op of host IR. Remembered: graphs of programs do not change."""
+    known = _IN_HOST_IR.get(graph)
+    if known is None:
+        ops = (lookup(node.target).name for node in graph.nodes if node.op == "call_function")
+        known = _IN_HOST_IR[graph] = any(name.startswith("host_ir::") for name in ops)
+    return known
+
+
+_IN_HOST_IR: weakref.WeakKeyDictionary[fx.Graph, bool] = weakref.WeakKeyDictionary()
 
 
 def compute_nodes(graph: fx.Graph) -> list[fx.Node]:

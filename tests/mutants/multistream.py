@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import fx
 
-from tcverify.ops import RECORD, WAIT, lookup
+from tcverify.ops import RECORD, WAIT, lookup, mutated_operands
 from tcverify.passes import Multistream
 from tcverify.passes.editing import op_name
 from tcverify.passes.multistream.graph import (
@@ -16,7 +16,6 @@ from tcverify.passes.multistream.graph import (
     StreamGraph,
     WorkOp,
     last_writers,
-    mutated_operands,
 )
 from tcverify.passes.multistream.lowering import StreamLowering
 from tcverify.passes.multistream.schedule import PlacedOp, StreamSchedule

@@ -18,7 +18,7 @@ from tcverify.passes.overlap import (
 )
 from tcverify.passes.overlap.graph import GraphReading, Kind, Why
 from tcverify.passes.overlap.list_schedule import Key, first_needed_by, list_schedule
-from tcverify.passes.overlap.storages import GraphAccesses, Storages
+from tcverify.passes.storages import GraphAccesses, Storages
 
 
 class _Sink(SinkWaits):

@@ -13,7 +13,7 @@ from tcverify.passes.overlap.fsdp_order import EnforceCommOrderingForFsdp, FsdpB
 from tcverify.passes.overlap.fsdp_params import Parameter, RemoveFsdp2UnshardedParamGraphInputUsage
 from tcverify.passes.overlap.fsdp_reinplace import Gather, ReinplaceFsdpAllGather
 from tcverify.passes.overlap.graph import GraphReading, Why
-from tcverify.passes.overlap.storages import GraphAccesses
+from tcverify.passes.storages import GraphAccesses
 
 
 class _Reinplace(ReinplaceFsdpAllGather):

@@ -14,10 +14,9 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from tcverify.ops import RECORD, WAIT, TensorSpec
+from tcverify.ops import RECORD, WAIT, TensorSpec, mutated_operands
 from tcverify.passes import Multistream, Pass, SequenceParallel
 from tcverify.passes.editing import op_name
-from tcverify.passes.multistream.graph import mutated_operands
 from tcverify.program import Program
 from tests.mutants import multistream, sequence_parallel
 from tests.mutants.catalogue import MUTANTS

@@ -13,8 +13,8 @@ from torch import fx
 
 from tcverify.ops import TensorSpec, resolve
 from tcverify.passes import Multistream, SequenceParallel
-from tcverify.passes.aliasing import mutated_nodes
 from tcverify.passes.editing import erase_unused, has_exact_metadata, infer_metadata, known_spec, op_name
+from tcverify.passes.storages import mutated_nodes
 from tcverify.program import PARTIAL, GraphBuilder, InputSpec, Mesh, Program, Recipe, shard, spmd_program
 
 Rewrite = Callable[[fx.GraphModule], None]

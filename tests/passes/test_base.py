@@ -13,9 +13,9 @@ from torch import fx
 
 from tcverify.errors import UsageError
 from tcverify.passes import BUILTIN, DESCRIPTIONS, OVERLAP_PASSES, Identity, Pass, SequenceParallel, disable_passes
-from tcverify.passes.aliasing import mutated_nodes
 from tcverify.passes.editing import erase_unused, infer_metadata, known_spec, named_arguments, set_argument
 from tcverify.passes.placements import Placements, propagate
+from tcverify.passes.storages import mutated_nodes
 from tcverify.program import (
     PARTIAL,
     REPLICATED,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from torch import fx
 
-from tcverify.passes.aliasing import mutated_nodes
 from tcverify.passes.placements import Placements, propagate
+from tcverify.passes.storages import mutated_nodes
 from tcverify.program import REPLICATED, VARYING, Mesh, shard
 from tests.support.rows_programs import ADD, C10D, MUL, gathered, summed, waited
 from tests.support.sequence_programs import GRID, REVERSED, TP2, Build, Builder, program

@@ -1,73 +1,22 @@
-"""Storage: which values of a graph share memory, and what its nodes write into.
+"""Storage: which values of a program's graph share memory, which parts of it they take, and what its nodes write into.
 
-Followed from the placeholders on by shape inference, which runs ops and sees what they return. What graphs record of storage
-is not believed: a record may keep the storage of an operand that a pass has replaced.
+Values are followed from the placeholders on, which are apart: see `program.specs`. Where that ends, the schemas of ops go on.
 """
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
-from torch.fx.node import map_aggregate
 
 from tcverify.checks.memory.parts import ByteRange, byte_range_of
 from tcverify.errors import ProgramError, UnsupportedOp
-from tcverify.ops import ShapeError, TensorSpec, infer, lookup, schema_of
-from tcverify.program import RankConstant
-from tcverify.program.graph import constant_value, map_structure
-
-
-class RealValues:
-    """The specs of a graph's nodes, with the storage that each value really has. Nodes are added in graph order.
-
-    Args:
-        groups: of the rank that runs the graph, by name; see `infer`.
-    """
-
-    def __init__(self, groups: Mapping[str, Sequence[int]] = MappingProxyType({})) -> None:
-        self._groups = groups
-        self._of: dict[fx.Node, Any] = {}
-        self.fresh = itertools.count().__next__
-
-    def __contains__(self, node: fx.Node) -> bool:
-        return node in self._of
-
-    def __getitem__(self, node: fx.Node) -> Any:
-        return self._of[node]
-
-    def keep(self, node: fx.Node, spec: Any) -> None:
-        """Say what a node produces."""
-        self._of[node] = spec
-
-    def keep_apart(self, node: fx.Node, recorded: Any) -> Any:
-        """Say that a node produces what is recorded, each tensor with a storage of its own; returns that."""
-        spec = self._of[node] = map_structure(self._own, recorded)
-        return spec
-
-    def infer(self, node: fx.Node, constants: Mapping[str, Any]) -> Any:
-        """Return what a call produces, given that its operands are known.
-
-        Raises:
-            ShapeError: the operands do not fit together.
-            UnsupportedOp: the op is in no table, or the size of its group is not known.
-        """
-
-        def known(value: Any) -> Any:
-            if isinstance(value, fx.Node):
-                return self._of[value]
-            return constant_value(value, constants) if isinstance(value, RankConstant) else value
-
-        kwargs = dict(map_aggregate(node.kwargs, known)) if node.kwargs else {}
-        return infer(node.target, map_aggregate(node.args, known), kwargs, self.fresh, self._groups)
-
-    def _own(self, spec: Any) -> Any:
-        return replace(spec, alias=self.fresh()) if isinstance(spec, TensorSpec) else spec
+from tcverify.ops import ShapeError, TensorSpec, aliased_operands, lookup, mutated_operands, schema_of
+from tcverify.ops.leaves import leaves
+from tcverify.program.graph import in_host_ir
+from tcverify.program.specs import InferredSpecs, storages_of
 
 
 @dataclass(slots=True)
@@ -116,18 +65,6 @@ class Touch:
 Region = tuple[int, int, int]
 
 
-def in_host_ir(graph: fx.Graph) -> bool:
-    """Whether a graph contains an op of host IR. Remembered: graphs of programs do not change."""
-    known = _IN_HOST_IR.get(graph)
-    if known is None:
-        ops = (lookup(node.target).name for node in graph.nodes if node.op == "call_function")
-        known = _IN_HOST_IR[graph] = any(name.startswith("host_ir::") for name in ops)
-    return known
-
-
-_IN_HOST_IR: weakref.WeakKeyDictionary[fx.Graph, bool] = weakref.WeakKeyDictionary()
-
-
 def regions_of(value: Any) -> tuple[Region, ...]:
     """Return where the tensors of a value, given as specs, lie in their storages."""
     if isinstance(value, TensorSpec):
@@ -136,18 +73,13 @@ def regions_of(value: Any) -> tuple[Region, ...]:
         if not value.numel:
             return ((value.alias, 0, 0),)
         size = value.dtype.itemsize
-        last = value.offset + sum((n - 1) * step for n, step in zip(value.shape, value.stride, strict=True))
-        return ((value.alias, value.offset * size, (last + 1) * size),)
-    if not isinstance(value, (tuple, list, dict)):
-        return ()
-    found: list[Region] = []
-    map_structure(lambda leaf: found.extend(regions_of(leaf)), value)
-    return tuple(found)
+        return ((value.alias, value.offset * size, value.extent * size),)
+    return tuple(region for spec in leaves(value, TensorSpec) for region in regions_of(spec))
 
 
 def memory_of(graph: fx.Graph, constants: Mapping[str, Any]) -> GraphMemory:
     """Return what the nodes of a program's graph hold and write. Linear in the graph; never raises."""
-    values = RealValues()
+    values = InferredSpecs()
     memory = GraphMemory([], [], [], {}, [])
     holds: dict[fx.Node, tuple[int, ...]] = {}
     attributes: dict[str, tuple[int, ...]] = {}
@@ -160,17 +92,17 @@ def memory_of(graph: fx.Graph, constants: Mapping[str, Any]) -> GraphMemory:
             held = _input(node, values, attributes)
         else:
             try:
-                if node.op != "call_function" or any(operand not in values for operand in node.all_input_nodes):
+                if node.op != "call_function" or any(operand not in values.of for operand in node.all_input_nodes):
                     raise UnsupportedOp(node.name, "not inferred")
                 spec = values.infer(node, constants)
                 values.keep(node, spec)
-                held, writes = _storages(spec), _written(node, holds)
+                held, writes = storages_of(spec), _written(node, holds)
             except (UnsupportedOp, ShapeError, ProgramError):
                 described = _as_described(node, values, holds)
                 if described is None:
                     memory.unknown.append(number)
                 held, writes = described or (_apart(node, values), ())
-        regions = regions_of(values[node]) if node in values else ()
+        regions = regions_of(values.of.get(node))
         for storage, _, end in regions:
             memory.nbytes[storage] = max(memory.nbytes.get(storage, 0), end)
         memory.regions.append(regions)
@@ -184,10 +116,10 @@ def memory_of(graph: fx.Graph, constants: Mapping[str, Any]) -> GraphMemory:
 
 
 def _touches(
-    node: fx.Node, numbers: Mapping[fx.Node, int], holds: Mapping[fx.Node, tuple[int, ...]], values: RealValues
+    node: fx.Node, numbers: Mapping[fx.Node, int], holds: Mapping[fx.Node, tuple[int, ...]], values: InferredSpecs
 ) -> tuple[Touch, ...]:
     """What a node reads and writes, each part once; what it makes counts as written."""
-    written = {operand for operand, writes in _annotated(node) if writes} if node.op == "call_function" else set()
+    written = set(mutated_operands(node))
     found: dict[Touch, None] = {}
     known: set[int] = set()
     for operand in node.all_input_nodes:
@@ -199,11 +131,9 @@ def _touches(
     return tuple(found)
 
 
-def _parts(node: fx.Node, number: int, storages: Sequence[int], values: RealValues, writes: bool) -> Iterator[Touch]:
+def _parts(node: fx.Node, number: int, storages: Sequence[int], values: InferredSpecs, writes: bool) -> Iterator[Touch]:
     """The parts of storages that a value takes; tensors without elements take none."""
-    specs: list[TensorSpec] = []
-    if node in values:
-        map_structure(lambda leaf: specs.append(leaf) if isinstance(leaf, TensorSpec) else None, values[node])
+    specs = leaves(values.of.get(node), TensorSpec)
     for storage in storages:
         mine = [spec for spec in specs if spec.alias == storage]
         parts = [byte_range_of(spec) for spec in mine]
@@ -212,7 +142,7 @@ def _parts(node: fx.Node, number: int, storages: Sequence[int], values: RealValu
             yield Touch(storage, number, None, writes)
 
 
-def _input(node: fx.Node, values: RealValues, attributes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+def _input(node: fx.Node, values: InferredSpecs, attributes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
     if node.op == "get_attr" and str(node.target) in attributes:
         return attributes[str(node.target)]  # without a spec: what follows goes by the schemas of ops
     held = _apart(node, values)
@@ -221,14 +151,14 @@ def _input(node: fx.Node, values: RealValues, attributes: dict[str, tuple[int, .
     return held
 
 
-def _apart(node: fx.Node, values: RealValues) -> tuple[int, ...]:
+def _apart(node: fx.Node, values: InferredSpecs) -> tuple[int, ...]:
     """The storages of a node whose value is taken to be its own: as recorded, else one of which nothing is known."""
     recorded = node.meta.get("val")
-    return (values.fresh(),) if recorded is None else _storages(values.keep_apart(node, recorded))
+    return (values.fresh(),) if recorded is None else storages_of(values.keep_apart(node, recorded))
 
 
 def _as_described(
-    node: fx.Node, values: RealValues, holds: Mapping[fx.Node, tuple[int, ...]]
+    node: fx.Node, values: InferredSpecs, holds: Mapping[fx.Node, tuple[int, ...]]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """What a call holds and writes as the schema of its op says; None where no schema says it."""
     if node.op != "call_function":
@@ -242,7 +172,7 @@ def _as_described(
     if schema is None:
         return None
     if any(r.alias_info is not None for r in schema.returns):
-        shared = tuple(dict.fromkeys(s for o, _ in _annotated(node) for s in holds[o]))
+        shared = tuple(dict.fromkeys(s for o, _ in aliased_operands(node) for s in holds[o]))
         return shared, _written(node, holds)
     if op.run is not None and op.aliases and not schema.is_mutable:
         return None  # tagged as one that may share storage, without saying with what
@@ -250,34 +180,7 @@ def _as_described(
 
 
 def _written(node: fx.Node, holds: Mapping[fx.Node, tuple[int, ...]]) -> tuple[int, ...]:
-    schema = schema_of(node.target)
-    if schema is None or not schema.is_mutable:
-        return ()
-    return tuple(dict.fromkeys(s for operand, writes in _annotated(node) if writes for s in holds[operand]))
+    return tuple(dict.fromkeys(s for operand in mutated_operands(node) for s in holds[operand]))
 
 
-def _annotated(node: fx.Node) -> list[tuple[fx.Node, bool]]:
-    """The operands whose storage the schema says the op returns or writes, each with whether it writes."""
-    found: list[tuple[fx.Node, bool]] = []
-    schema = schema_of(node.target)
-    for position, argument in enumerate(schema.arguments if schema is not None else ()):
-        if argument.alias_info is None:
-            continue
-        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-        values: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value]
-        found += [(v, bool(argument.alias_info.is_write)) for v in values if isinstance(v, fx.Node)]
-    return found
-
-
-def _storages(spec: Any) -> tuple[int, ...]:
-    """The storages of the tensors in a value, each once."""
-    if isinstance(spec, TensorSpec):
-        return () if spec.alias is None else (spec.alias,)
-    if not isinstance(spec, (tuple, list, dict)):
-        return ()
-    found: list[int] = []
-    map_structure(lambda s: found.append(s.alias) if isinstance(s, TensorSpec) and s.alias is not None else None, spec)
-    return tuple(dict.fromkeys(found))
-
-
-__all__ = ["GraphMemory", "RealValues", "Region", "Touch", "in_host_ir", "memory_of"]
+__all__ = ["GraphMemory", "Region", "Touch", "memory_of"]

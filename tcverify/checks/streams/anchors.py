@@ -15,11 +15,12 @@ from typing import Any
 from torch import fx
 
 from tcverify.checks.host_ir.streams import find_mixed_anchors, read_host_ir, reads_rank
-from tcverify.checks.memory.storage import GraphMemory, in_host_ir, memory_of
+from tcverify.checks.memory.storage import GraphMemory, memory_of
 from tcverify.checks.streams.reading import BEGINNING, EventRecord, EventWait, IssuedOp, StreamReading, tokens_of
 from tcverify.ops import RECORD, WAIT, lookup
 from tcverify.ops.leaves import leaves
 from tcverify.program import Program, RankConstant
+from tcverify.program.graph import in_host_ir
 from tcverify.program.stream_options import MAIN_STREAM
 
 

@@ -22,7 +22,7 @@ from tcverify.execution.plan import ExecutionPlan, PlanStep, check_supported, kn
 from tcverify.execution.streams.issue import IssuedRank, whole_storage
 from tcverify.execution.streams.memory_cells import Cells, View, view_of
 from tcverify.execution.streams.queues import BEFORE, INPUTS, StreamOp, operand
-from tcverify.ops import resolve, schema_of
+from tcverify.ops import mutated, resolve
 from tcverify.ops.dialects.host_ir import CURRENT_STREAM, DEALLOCATE, SET_STREAM, STREAM, SYNCHRONIZE
 from tcverify.ops.leaves import leaves
 from tcverify.program import Program
@@ -193,14 +193,9 @@ class _Watch:
 def _declared_writes(step: PlanStep, args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors into which the schema of an op says that it writes."""
     try:
-        schema = schema_of(resolve(step.op.name))
+        return mutated(resolve(step.op.name), args, kwargs, torch.Tensor)
     except Exception:  # noqa: BLE001 - no op of torch: versions tell
         return []
-    found = []
-    for position, argument in enumerate(schema.arguments if schema is not None and schema.is_mutable else ()):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found += leaves(args[position] if position < len(args) else kwargs.get(argument.name), torch.Tensor)
-    return found
 
 
 # ------------------------------------------------------------------------------------------------------------- queuing

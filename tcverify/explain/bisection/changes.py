@@ -233,8 +233,7 @@ class _Rank:
         """The spec of a value of the rewritten graph, with its storage numbered as the original's are."""
         if not isinstance(spec, TensorSpec) or spec.alias is None:
             return spec
-        alias = self._storages.get(spec.alias, spec.alias + _FOREIGN)
-        return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.offset, alias)
+        return spec.stored(self._storages.get(spec.alias, spec.alias + _FOREIGN))
 
 
 def _operands(node: fx.Node) -> list[fx.Node]:

@@ -14,11 +14,11 @@ from torch.utils import _pytree as pytree
 from tcverify.execution import Run
 from tcverify.explain.relations import Measure, Relation, relation_between
 from tcverify.explain.relations.originals import map_to_originals
-from tcverify.explain.relations.storages import allocates, is_host_ir, storage_root, writers, written_operands
+from tcverify.explain.relations.storages import allocates, storage_root, writers, written_operands
 from tcverify.explain.relations.tensors import FLOATING
 from tcverify.ops import Collective
 from tcverify.program import Program, RankConstant
-from tcverify.program.graph import constant_value, same_structure
+from tcverify.program.graph import constant_value, in_host_ir, same_structure
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Versions:
     @cached_property
     def hosts(self) -> bool:
         """Whether the rewritten program is in host IR."""
-        return any(map(is_host_ir, self.rewritten.graphs))
+        return any(map(in_host_ir, self.rewritten.graphs))
 
     def all_writers(self, root: fx.Node) -> Sequence[fx.Node]:
         """What writes into the storage that a node of the rewritten graph makes."""

@@ -17,10 +17,10 @@ from tcverify.explain.relations.grouping import groupings
 from tcverify.explain.relations.layouts import RelationContext
 from tcverify.explain.relations.relation import Relation
 from tcverify.explain.relations.steps import NamedValues, steps_of
-from tcverify.explain.relations.storages import allocates, is_communication, is_host_ir, storage_root, written_operands
+from tcverify.explain.relations.storages import allocates, is_communication, storage_root, written_operands
 from tcverify.explain.relations.tensors import Measure, Values
 from tcverify.program import Program
-from tcverify.program.graph import same_structure
+from tcverify.program.graph import in_host_ir, same_structure
 
 #: Original values that a rewritten one is compared with, beyond the one of its own name.
 MAX_CANDIDATES = 16
@@ -89,7 +89,7 @@ def originals_of(
         return taken[name]
 
     new_graph = rewritten.graphs[rewritten.ranks[rank].graph]
-    together = _alike_graphs(rewritten, rank) if any(map(is_host_ir, rewritten.graphs)) else None
+    together = _alike_graphs(rewritten, rank) if any(map(in_host_ir, rewritten.graphs)) else None
 
     def peers(name: str) -> frozenset[int] | None:
         return None if name in nodes else together

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
-from tcverify.ops import is_allocation, lookup, schema_of
+from tcverify.ops import aliased_operands, is_allocation, lookup, mutated_operands
 
 #: Names of the ops of host IR that neither compute nor write a value: tokens, orders of streams, waits, frees.
 ORDERS = frozenset(
@@ -20,11 +19,6 @@ ORDERS = frozenset(
 def is_order(node: fx.Node) -> bool:
     """Whether a node is about streams, waits and memory alone, and has no value."""
     return node.op == "call_function" and lookup(node.target).name in ORDERS
-
-
-def is_host_ir(graph: fx.Graph) -> bool:
-    """Whether a graph holds ops of host IR."""
-    return any(node.op == "call_function" and lookup(node.target).name.startswith("host_ir::") for node in graph.nodes)
 
 
 def is_communication(node: fx.Node) -> bool:
@@ -56,7 +50,7 @@ def is_view(node: fx.Node) -> bool:
 def written_operands(node: fx.Node) -> Iterator[fx.Node]:
     """The operands that a call writes into, by its schema; those of host IR that only say when are none."""
     if not is_order(node):
-        yield from _aliased(node, writes=True)
+        yield from mutated_operands(node)
 
 
 def storage_root(node: fx.Node) -> fx.Node:
@@ -65,7 +59,7 @@ def storage_root(node: fx.Node) -> fx.Node:
         if node.op != "call_function" or not lookup(node.target).aliases:
             return node
         if isinstance(node.target, torch._ops.OpOverload):
-            source = next(_aliased(node, writes=None), None)
+            source = next((operand for operand, _ in aliased_operands(node)), None)
         else:
             source = next(iter(node.all_input_nodes), None)
         if source is None:
@@ -82,22 +76,10 @@ def writers(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     return found
 
 
-def _aliased(node: fx.Node, writes: bool | None) -> Iterator[fx.Node]:
-    schema = schema_of(node.target) if node.op == "call_function" else None
-    for position, argument in enumerate(schema.arguments if schema is not None else ()):
-        if argument.alias_info is None or (writes is not None and bool(argument.alias_info.is_write) != writes):
-            continue
-        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-        for leaf in pytree.tree_leaves(value):
-            if isinstance(leaf, fx.Node):
-                yield leaf
-
-
 __all__ = [
     "allocates",
     "is_buffer",
     "is_communication",
-    "is_host_ir",
     "is_order",
     "is_view",
     "storage_root",

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from tcverify.ops import TensorSpec, resolve
-from tcverify.passes.comm_buffers.storages import Analysis, Storage, group_of, nbytes, operation
+from tcverify.passes.comm_buffers.storages import Analysis, Storage, group_of, operation
 from tcverify.passes.editing import declared_after, infer_metadata, named_arguments
 
 ALL_REDUCE = "_c10d_functional::all_reduce"
@@ -154,7 +154,7 @@ class Lowering:
 
     def in_one_shot(self, start: fx.Node, spec: TensorSpec, reduce_op: str, group: str) -> bool:
         """Whether an all_reduce is done in one shot."""
-        size = nbytes(spec)
+        size = spec.nbytes
         return (
             size > 0
             and reduce_op.lower() == "sum"
@@ -219,7 +219,7 @@ class Lowering:
         """Insert a copy of x before a start, row by row, that is to live in a buffer of the group."""
         with self.graph.inserting_before(start):
             copy = self.graph.call_function(resolve("aten::clone"), (x,), {"memory_format": torch.contiguous_format})
-        spec, position = self.analysis.specs[x], self.analysis.position[start]
+        spec, position = self.analysis.specs.of[x], self.analysis.position[start]
         plain = TensorSpec.contiguous(spec.shape, spec.dtype)
         storage = Storage(copy, plain, position, position, group=group)
         self.analysis.keep(copy, plain, storage)
@@ -292,7 +292,7 @@ def may_be_placed(storage: Storage) -> bool:
 
 def is_whole(spec: TensorSpec, storage: Storage) -> bool:
     """Whether a tensor is all that its storage holds, row by row."""
-    return is_contiguous(spec) and spec.offset == 0 and nbytes(spec) == storage.nbytes
+    return is_contiguous(spec) and spec.offset == 0 and spec.nbytes == storage.nbytes
 
 
 def is_contiguous(spec: TensorSpec) -> bool:

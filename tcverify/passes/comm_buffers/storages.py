@@ -1,7 +1,6 @@
 """What the values of a graph live in: who made a storage, until when it is needed, and what is under way to or from it.
 
-Followed from the placeholders on by shape inference, which sees what ops return; what graphs record of storage is believed of
-placeholders and attributes alone. Two views of one storage count as one, also where they do not overlap.
+Followed from the placeholders on, see `program.specs`. Two views of one storage count as one, also where they do not overlap.
 
 Time is the position of a node in the graph. A start needs its operands until all its results have been waited for, or to the
 end of the graph where nobody waits.
@@ -9,20 +8,16 @@ end of the graph where nobody waits.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.node import map_aggregate
-from torch.utils import _pytree as pytree
 
 from tcverify.errors import UnsupportedOp
-from tcverify.ops import Op, ShapeError, TensorSpec, infer, lookup
-from tcverify.program.graph import map_structure
+from tcverify.ops import Op, ShapeError, TensorSpec, lookup
+from tcverify.ops.leaves import leaves
+from tcverify.program.specs import InferredSpecs, same_layout
 
 #: Ops that change the size of a storage, or which part of it a value is: the beginnings of their names behind the namespace.
 _REFITTING = ("resize", "set_", "as_strided_", "t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_")
@@ -56,7 +51,7 @@ class Storage:
     @property
     def nbytes(self) -> int:
         """What the owner's tensor takes."""
-        return nbytes(self.spec) if self.spec is not None else 0
+        return self.spec.nbytes if self.spec is not None else 0
 
     @property
     def death(self) -> int:
@@ -114,7 +109,7 @@ class Analysis:
     """A graph, seen from its storages.
 
     Attributes:
-        specs: per node, what it produces, with the number of a storage in `alias`; None where nothing is known.
+        specs: per node, what it produces; None where nothing is known.
         position: of nodes.
         flights: asynchronous collectives by their start, in order.
         completed: per wait, the flights that it ended, or that the wait before it on that storage ended.
@@ -122,7 +117,7 @@ class Analysis:
         misdescribed: nodes whose recorded value has another layout than its operands imply.
     """
 
-    specs: dict[fx.Node, Any] = field(default_factory=dict)
+    specs: InferredSpecs = field(default_factory=InferredSpecs)
     position: dict[fx.Node, int] = field(default_factory=dict)
     flights: dict[fx.Node, CollectiveFlight] = field(default_factory=dict)
     completed: dict[fx.Node, tuple[CollectiveFlight, ...]] = field(default_factory=dict)
@@ -135,7 +130,7 @@ class Analysis:
 
     def spec(self, node: Any) -> TensorSpec | None:
         """The one tensor that a node produces, or None."""
-        spec = self.specs.get(node) if isinstance(node, fx.Node) else None
+        spec = self.specs.of.get(node) if isinstance(node, fx.Node) else None
         return spec if isinstance(spec, TensorSpec) else None
 
     def storage(self, node: Any) -> Storage | None:
@@ -147,27 +142,19 @@ class Analysis:
         """The storages of all tensors in the value of a node, each once."""
         if node in self._unknown:
             return list(dict.fromkeys(storage.found() for storage in self._unknown[node]))
-        leaves = pytree.tree_leaves(self.specs.get(node))
-        return list(dict.fromkeys(self.numbered(leaf) for leaf in leaves if isinstance(leaf, TensorSpec)))
+        return list(dict.fromkeys(map(self.numbered, leaves(self.specs.of.get(node), TensorSpec))))
 
     def keep(self, node: fx.Node, spec: TensorSpec, storage: Storage) -> None:
         """Say what an inserted node produces, in a storage of its own."""
-        number = len(self._storages)
-        while number in self._storages:
-            number += 1
+        number = self.specs.fresh()
         self._storages[number] = storage
-        self.specs[node] = TensorSpec(spec.shape, spec.stride, spec.dtype, spec.offset, number)
+        self.specs.keep(node, spec.stored(number))
 
     def numbered(self, spec: TensorSpec) -> Storage:
         """The storage that a spec of this analysis names."""
         if spec.alias is None:
             return Storage(odd=True)
         return self._storages.setdefault(spec.alias, Storage()).found()
-
-
-def nbytes(spec: TensorSpec) -> int:
-    """Bytes that the elements of a tensor take."""
-    return int(spec.numel * spec.dtype.itemsize)
 
 
 def operation(node: fx.Node) -> Op | None:
@@ -189,10 +176,8 @@ def group_of(node: fx.Node) -> str | None:
 def analyse(graph: fx.Graph) -> Analysis:
     """Follow the storages of a graph. Linear in it; never raises for what it does not understand."""
     found = Analysis()
-    fresh = itertools.count().__next__
     pending: dict[Storage, list[CollectiveFlight]] = {}
     ended: dict[Storage, tuple[CollectiveFlight, ...]] = {}
-    described = _describer(fresh)
     for position, node in enumerate(graph.nodes):
         found.position[node] = position
         operands = node.all_input_nodes
@@ -205,8 +190,8 @@ def analyse(graph: fx.Graph) -> Analysis:
             break
         op = operation(node)
         if node.op in ("placeholder", "get_attr"):
-            found.specs[node] = map_structure(described, node.meta.get("val"))
-        elif op is None or not _follow(found, node, fresh):
+            found.specs.keep_recorded(node, node.meta.get("val"))
+        elif op is None or not _follow(found, node):
             _unknown(found, node, touched)
         else:
             _own(found, node, position, touched)
@@ -223,59 +208,18 @@ def analyse(graph: fx.Graph) -> Analysis:
     return found
 
 
-def _describer(fresh: Callable[[], int]) -> Callable[[Any], Any]:
-    """A function from the fake tensors of placeholders to specs, whose storages it numbers; None for what has no numbers.
-
-    Args:
-        fresh: gives a number that no storage has.
-    """
-    numbers: dict[int, int] = {}  # by the address of a fake storage
-
-    def described(value: Any) -> Any:
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return None
-        if not isinstance(value, FakeTensor):
-            return value
-        if not _has_numbers(value):
-            return None
-        spec = TensorSpec.of(value)
-        address = value.untyped_storage()._cdata
-        if address not in numbers:
-            numbers[address] = fresh()
-        return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.offset, numbers[address])
-
-    return described
-
-
-def _follow(found: Analysis, node: fx.Node, fresh: Any) -> bool:
+def _follow(found: Analysis, node: fx.Node) -> bool:
     """Infer what a call produces; whether that is known."""
-    if any(operand in found._unknown or found.specs.get(operand) is None for operand in node.all_input_nodes):
+    if any(operand in found._unknown or found.specs.of.get(operand) is None for operand in node.all_input_nodes):
         return False
-
-    def known(value: Any) -> Any:
-        return found.specs[value] if isinstance(value, fx.Node) else value
-
     try:
-        kwargs = dict(map_aggregate(node.kwargs, known))
-        found.specs[node] = infer(node.target, map_aggregate(node.args, known), kwargs, fresh)
+        spec = found.specs.infer(node)
     except (ShapeError, UnsupportedOp):
         return False
-    if map_structure(_layout, found.specs[node]) != map_structure(_layout, node.meta.get("val")):
+    found.specs.keep(node, spec)
+    if not same_layout(spec, node.meta.get("val")):
         found.misdescribed.add(node)
     return True
-
-
-def _has_numbers(value: torch.Tensor) -> bool:
-    """Whether a tensor lies in memory as numbers say. To ask a symbolic size for its number would fix it for good."""
-    if value.layout is not torch.strided:
-        return False
-    return all(type(size) is int for size in (*value.shape, *value.stride(), value.storage_offset()))
-
-
-def _layout(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        value = TensorSpec.of(value) if _has_numbers(value) else None
-    return value.layout if isinstance(value, TensorSpec) else value
 
 
 def _unknown(found: Analysis, node: fx.Node, touched: list[Storage]) -> None:

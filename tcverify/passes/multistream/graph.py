@@ -14,21 +14,20 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import map_aggregate
 
 from tcverify.errors import UnsupportedOp
-from tcverify.ops import RECORD, WAIT, ShapeError, TensorSpec, infer, lookup, resolve, schema_of
+from tcverify.ops import RECORD, WAIT, ShapeError, TensorSpec, infer, lookup, mutated_operands, resolve
 from tcverify.ops.leaves import leaves
 from tcverify.ops.spec import contiguous_stride
 from tcverify.passes.editing import op_name
-from tcverify.program.graph import map_structure
+from tcverify.program.specs import InferredSpecs, same_layout, storages_of
 
 ANCHORS = frozenset({WAIT, RECORD})
 
@@ -109,18 +108,6 @@ class StreamGraph:
         return storages_of(self.specs[node])
 
 
-def tensors(value: Any) -> list[TensorSpec]:
-    """The specs in a nested value, in order."""
-    found: list[TensorSpec] = []
-    map_structure(lambda leaf: found.append(leaf) if isinstance(leaf, TensorSpec) else None, value)
-    return found
-
-
-def storages_of(value: Any) -> tuple[int, ...]:
-    """The storages of the specs in a nested value, each once."""
-    return tuple(dict.fromkeys(spec.alias for spec in tensors(value) if spec.alias is not None))
-
-
 # --------------------------------------------------------------------------------------------------------- inference
 
 
@@ -134,13 +121,7 @@ def infer_specs(graph: fx.Graph, *, trust: bool = False) -> dict[fx.Node, Any]:
         NotLowered: what the graph is cannot be said: an anchor, a call without a meaning, shapes that are symbolic, do not
             fit, or differ from the recorded ones.
     """
-    specs: dict[fx.Node, Any] = {}
-    count = itertools.count()
-    described = _describer(count.__next__)
-
-    def known(leaf: Any) -> Any:
-        return specs[leaf] if isinstance(leaf, fx.Node) else leaf
-
+    specs = InferredSpecs()
     for node in graph.nodes:
         if node.op == "output":
             break
@@ -148,7 +129,9 @@ def infer_specs(graph: fx.Graph, *, trust: bool = False) -> dict[fx.Node, Any]:
             value = node.meta.get("val") if node.op == "placeholder" else _attribute(graph, str(node.target))
             if value is None:
                 raise NotLowered(f"nothing is known of '{node.name}'")
-            specs[node] = map_structure(described, value)
+            specs.keep_recorded(node, value)
+            if specs.of[node] is None:
+                raise NotLowered(f"'{node.name}' is symbolic or not strided")
             continue
         if node.op != "call_function":
             raise NotLowered(f"'{node.name}' is a {node.op}")
@@ -157,51 +140,14 @@ def infer_specs(graph: fx.Graph, *, trust: bool = False) -> dict[fx.Node, Any]:
             raise NotLowered("it is lowered already")
         if op.run is None:
             raise NotLowered(f"'{node.name}' calls {op.name}, which has no meaning")
-        kwargs = dict(map_aggregate(node.kwargs, known)) if node.kwargs else {}
         try:
-            implied = infer(node.target, [map_aggregate(a, known) for a in node.args], kwargs, count.__next__)
+            implied = specs.infer(node)
         except (ShapeError, UnsupportedOp) as error:
             raise NotLowered(f"'{node.name}' does not fit its operands: {error}") from None
-        if map_structure(_layout, implied) != map_structure(_layout, node.meta.get("val")) and not trust:
+        if not trust and not same_layout(implied, node.meta.get("val")):
             raise NotLowered(f"meta['val'] of '{node.name}' is not what its operands imply")
-        specs[node] = implied
-    return specs
-
-
-def _describer(fresh: Callable[[], int]) -> Callable[[Any], Any]:
-    """A function from the tensors of inputs to specs, whose storages it numbers. It raises `NotLowered` for what is symbolic.
-
-    Args:
-        fresh: gives a number that no storage has.
-    """
-    numbers: dict[int, int] = {}  # by the address of a storage
-
-    def described(tensor: Any) -> Any:
-        if isinstance(tensor, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            raise NotLowered("an input is symbolic")
-        if not isinstance(tensor, torch.Tensor):
-            return tensor
-        if not _is_concrete(tensor):
-            raise NotLowered("a shape is symbolic or a tensor is not strided")
-        storage = tensor.untyped_storage()._cdata
-        if storage not in numbers:
-            numbers[storage] = fresh()
-        found = TensorSpec.of(tensor)
-        return TensorSpec(found.shape, found.stride, found.dtype, found.offset, numbers[storage])
-
-    return described
-
-
-def _is_concrete(tensor: torch.Tensor) -> bool:
-    if tensor.layout is not torch.strided:
-        return False
-    return all(type(size) is int for size in (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
-
-
-def _layout(leaf: Any) -> Any:
-    if isinstance(leaf, FakeTensor):
-        return TensorSpec.of(leaf).layout if _is_concrete(leaf) else None
-    return leaf.layout if isinstance(leaf, TensorSpec) else leaf
+        specs.keep(node, implied)
+    return specs.of
 
 
 def _attribute(graph: fx.Graph, target: str) -> torch.Tensor | None:
@@ -212,19 +158,6 @@ def _attribute(graph: fx.Graph, target: str) -> torch.Tensor | None:
 
 
 # -------------------------------------------------------------------------------------------------------------- kinds
-
-
-def mutated_operands(node: fx.Node) -> frozenset[fx.Node]:
-    """Operands that a node writes into, as its schema says."""
-    schema = schema_of(node.target)
-    if schema is None or not schema.is_mutable:
-        return frozenset()
-    found: list[fx.Node] = []
-    for position, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-            found += leaves(value, fx.Node)
-    return frozenset(found)
 
 
 def is_host(node: fx.Node, specs: Specs) -> bool:
@@ -295,12 +228,12 @@ def _may_be_copied(node: fx.Node, operand: fx.Node, specs: Specs) -> bool:
         made = infer(node.target, [map_aggregate(a, known) for a in node.args], kwargs, count.__next__)
     except (ShapeError, UnsupportedOp):
         return False
-    if map_structure(_layout, made) != map_structure(_layout, specs[node]):
+    if not same_layout(made, specs[node]):
         return False
     given = {storage for other in node.all_input_nodes for storage in storages_of(specs[other])} | {copy.alias}
     return all(
         (mine.alias in given) == (theirs.alias in given)
-        for mine, theirs in zip(tensors(made), tensors(specs[node]), strict=True)
+        for mine, theirs in zip(leaves(made, TensorSpec), leaves(specs[node], TensorSpec), strict=True)
     )
 
 
@@ -320,8 +253,8 @@ def _is_reshaped(node: fx.Node, operand: fx.Node, specs: Specs) -> bool:
     """Whether an op may give an operand that it writes into another shape: what is known of the operand then does not hold."""
     if any(tag.name == "inplace_view" for tag in node.target.tags):  # type: ignore[union-attr]
         return True
-    results = {spec.alias: spec.layout for spec in tensors(specs[node])}
-    return any(results.get(spec.alias, spec.layout) != spec.layout for spec in tensors(specs[operand]))
+    results = {spec.alias: spec.layout for spec in leaves(specs[node], TensorSpec)}
+    return any(results.get(spec.alias, spec.layout) != spec.layout for spec in leaves(specs[operand], TensorSpec))
 
 
 def _work_op(index: int, node: fx.Node, cost_s: float, resources: tuple[str, ...], specs: Specs) -> WorkOp:
@@ -445,10 +378,7 @@ __all__ = [
     "is_host",
     "last_writers",
     "mutated_after",
-    "mutated_operands",
     "predecessors",
     "spec_of_copy",
-    "storages_of",
     "take_apart",
-    "tensors",
 ]  # fmt: skip

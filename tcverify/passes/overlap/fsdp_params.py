@@ -16,7 +16,7 @@ from tcverify.passes.base import Pass
 from tcverify.passes.editing import declared_after, known_spec, named_arguments, op_name
 from tcverify.passes.overlap.fsdp import COPY, annotate_aliases, read_resize
 from tcverify.passes.overlap.reordering import is_lowered
-from tcverify.passes.overlap.storages import GraphAccesses, accesses
+from tcverify.passes.storages import GraphAccesses, accesses
 from tcverify.program import Contract
 
 

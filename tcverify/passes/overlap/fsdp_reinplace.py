@@ -13,7 +13,7 @@ from tcverify.passes.base import Pass
 from tcverify.passes.editing import infer_metadata, known_spec, named_arguments, op_name
 from tcverify.passes.overlap.fsdp import GATHER, GATHER_OUT, annotate_aliases, find_copy_in
 from tcverify.passes.overlap.reordering import is_lowered
-from tcverify.passes.overlap.storages import accesses
+from tcverify.passes.storages import accesses
 from tcverify.program import Contract
 
 

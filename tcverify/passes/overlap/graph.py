@@ -28,7 +28,7 @@ from tcverify.cost.flops import WORK
 from tcverify.ops import lookup, schema_of
 from tcverify.passes.editing import declared_after
 from tcverify.passes.overlap.hazards import AccessOrder
-from tcverify.passes.overlap.storages import GraphAccesses, Storages, accesses, is_view, shared_places
+from tcverify.passes.storages import GraphAccesses, Storages, accesses, is_view, shared_places
 
 Kind = Literal["start", "wait", "effect", "compute", "free"]
 

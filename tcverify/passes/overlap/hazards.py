@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import fx
 
-from tcverify.passes.overlap.storages import Storages
+from tcverify.passes.storages import Storages
 
 
 class AccessOrder:

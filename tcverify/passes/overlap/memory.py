@@ -23,6 +23,7 @@ from torch import fx
 from tcverify.errors import InternalError
 from tcverify.ops import TensorSpec, lookup, schema_of
 from tcverify.passes.overlap.graph import CommGraph
+from tcverify.passes.storages import recorded_tensors, storage_key
 
 #: Frees a storage, or gives it another size.
 RESIZE = "inductor::resize_storage_bytes_"
@@ -214,8 +215,8 @@ class StorageWalk:
             roots = accesses.items[node][position] if several and node in accesses.items else accesses.results[node]
             same = kind in ("wait", "free") or not set(roots).isdisjoint(accesses.writes[node])
             given = self._given(node, operands, roots) if same else None
-            for tensor in _tensors(item):
-                key, size = _storage_of(tensor)
+            for tensor in recorded_tensors(item):
+                key, size = storage_key(tensor), _size_of(tensor)
                 if size is None:
                     self._note_unknown(node)
                     size = 0
@@ -292,34 +293,23 @@ def _returns_nothing(node: fx.Node) -> bool:
     return schema is not None and not schema.returns
 
 
-def _tensors(value: Any) -> Iterator[Any]:
-    if isinstance(value, (TensorSpec, torch.Tensor)):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-
-
-def _storage_of(value: TensorSpec | torch.Tensor) -> tuple[Any, int | None]:
-    """Return what tells the storage of a value from others (None where it is of its own, or not known), and the bytes up to the
-    last element of the value (None where they are not known)."""
-    shape: Sequence[Any]
+def _size_of(value: TensorSpec | torch.Tensor) -> int | None:
+    """The bytes of its storage up to the last element of a value; None where they are not known."""
+    shape: Sequence[Any] = value.shape
     stride: Sequence[Any]
-    offset: Any
+    offset: int | torch.SymInt
     if isinstance(value, TensorSpec):
-        key: Any = None if value.alias is None else ("alias", value.alias)
-        shape, stride, offset = value.shape, value.stride, value.offset
+        stride, offset = value.stride, value.offset
+    elif value.layout is torch.strided:
+        stride, offset = value.stride(), value.storage_offset()
     else:
-        if value.layout is not torch.strided:
-            return None, None
-        key = value.untyped_storage()._cdata
-        shape, stride, offset = tuple(value.shape), tuple(value.stride()), value.storage_offset()
+        return None
     if any(type(size) is not int for size in (*shape, *stride, offset)):
-        return key, None
+        return None
     if 0 in shape:
-        return key, 0
-    reach = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    return key, reach * value.dtype.itemsize
+        return 0
+    elements: int = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return elements * value.dtype.itemsize
 
 
 __all__ = ["RESIZE", "Footprint", "Handover", "OrderMemory", "StorageWalk", "footprint"]

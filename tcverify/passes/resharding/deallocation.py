@@ -135,7 +135,7 @@ def _handles(graph: fx.Graph, found: Analysis, dying: dict[Storage, fx.Node]) ->
             if single in dying and handles.get(single, _Place(node, 0)).item is not None:
                 handles[single] = _Place(node)
             continue
-        results = found.specs.get(node)
+        results = found.specs.of.get(node)
         for item, spec in enumerate(results if isinstance(results, (tuple, list)) else ()):
             if isinstance(spec, TensorSpec) and found.numbered(spec) in dying:
                 handles.setdefault(found.numbered(spec), _Place(node, item))

@@ -11,8 +11,9 @@ from pathlib import Path
 from tcverify.cases.counterexample import MAX_VALUES, Counterexample
 from tcverify.explain.diagnosis import Diagnosis, diagnose
 from tcverify.explain.relations import Relation
-from tcverify.explain.relations.storages import is_buffer, is_host_ir, written_operands
+from tcverify.explain.relations.storages import is_buffer, written_operands
 from tcverify.program import KINDS
+from tcverify.program.graph import in_host_ir
 from tcverify.report.block import ReportBlock, make_block
 from tcverify.report.html.collectives import MAX_RANKS, CollectiveTimeline, timelines
 from tcverify.report.html.drawings import DrawingSheet, make_sheets
@@ -249,7 +250,7 @@ def _filled(case: Counterexample, rank: int, name: str | None) -> frozenset[str]
         return frozenset()
     graph = case.rewritten.graphs[case.rewritten.ranks[rank].graph]
     node = next((node for node in graph.nodes if node.name == name), None)
-    if node is None or not is_host_ir(graph):
+    if node is None or not in_host_ir(graph):
         return frozenset()
     return frozenset(operand.name for operand in written_operands(node) if is_buffer(operand))
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from tcverify.ops import TensorSpec, lookup, schema_of
+from tcverify.ops import lookup, mutated
 from tcverify.ops.op import Phase
-from tcverify.shrink.graph.sketch import SketchStep, refs
-from tcverify.shrink.graph.step_facts import UNKNOWN, Facts
+from tcverify.program.specs import storages_of
+from tcverify.shrink.graph.sketch import Ref, SketchStep
+from tcverify.shrink.graph.step_facts import Facts
 
 
 def phase_of(step: SketchStep) -> Phase | None:
@@ -27,10 +28,10 @@ def waits_for(facts: Facts, name: str) -> list[str]:
     found: dict[str, None] = {}
     for i in facts.where(name):
         real = facts.typings[i].real
-        own = storages(real.get(name))
+        own = set(storages_of(real.get(name)))
         begun = facts.positions[i][name]
         for step in facts.sketch.graphs[i][begun + 1 :]:
-            if phase_of(step) == "wait" and storages(real.get(step.name)) & own:
+            if phase_of(step) == "wait" and not own.isdisjoint(storages_of(real.get(step.name))):
                 found[step.name] = None
     return list(found)
 
@@ -41,11 +42,11 @@ def waits_of(facts: Facts, names: Collection[str]) -> list[str]:
     real = facts.typings[0].real
     graph = facts.sketch.graphs[0]
     own = set().union(
-        *(storages(real.get(s.name)) for s in graph if s.name in inside and phase_of(s) == "start"), set()
+        *(storages_of(real.get(s.name)) for s in graph if s.name in inside and phase_of(s) == "start"), set()
     )
     added = []
     for step in graph:
-        if step.name in inside or not step.calls or not storages(real.get(step.name)) & own:
+        if step.name in inside or not step.calls or own.isdisjoint(storages_of(real.get(step.name))):
             continue
         if (not step.effect or phase_of(step) == "wait") and all(read in inside for read in step.reads):
             inside.add(step.name)
@@ -69,8 +70,8 @@ def _untidy(facts: Facts, number: int) -> int:
         phase = phase_of(step)
         if not under_way and phase != "start":
             continue
-        own = storages(real.get(step.name))
-        read = set().union(*(storages(real.get(name)) for name in step.reads), set())
+        own = set(storages_of(real.get(step.name)))
+        read = set().union(*(storages_of(real.get(name)) for name in step.reads), set())
         if phase == "wait":
             under_way = {s: (r, left) for s, (r, w) in under_way.items() if (left := w - own)}
             continue
@@ -84,20 +85,8 @@ def _untidy(facts: Facts, number: int) -> int:
 
 def _written(step: SketchStep, real: Mapping[str, Any]) -> set[int]:
     """The storages that a call writes into."""
-    schema = schema_of(step.target) if step.op == "call_function" else None
-    found: set[int] = set()
-    for position, argument in enumerate(schema.arguments if schema is not None else ()):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = step.kwargs.get(argument.name) if argument.kwarg_only else step.args[position : position + 1]
-            found |= set().union(*(storages(real.get(name)) for name in refs(given)), set())
-    return found
+    written = mutated(step.target, step.args, step.kwargs, Ref) if step.op == "call_function" else []
+    return {storage for ref in written for storage in storages_of(real.get(ref.name))}
 
 
-def storages(real: Any) -> set[int]:
-    """The storages of what a step produces; none where that is unknown."""
-    if isinstance(real, (list, tuple)):
-        return set().union(*map(storages, real)) if real else set()
-    return {real.alias} if real is not UNKNOWN and isinstance(real, TensorSpec) and real.alias is not None else set()
-
-
-__all__ = ["count_untidy", "phase_of", "starts", "storages", "waits_for", "waits_of"]
+__all__ = ["count_untidy", "phase_of", "starts", "waits_for", "waits_of"]

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tcverify.execution import Run
-from tcverify.shrink.graph.async_groups import phase_of, storages
+from tcverify.program.specs import storages_of
+from tcverify.shrink.graph.async_groups import phase_of
 from tcverify.shrink.graph.step_facts import Facts
 
 #: A call: the number of its graph, and its name.
@@ -47,7 +48,7 @@ def units_of(facts: Facts, run: Run | None) -> list[Unit]:
             read = step.reads
             if step.selects and read and facts.steps[number][read[0]].calls:
                 joined.join((number, step.name), (number, read[0]))
-            own = storages(real.get(step.name))
+            own = storages_of(real.get(step.name))
             if phase_of(step) == "start":
                 under_way.update(dict.fromkeys(own, step.name))
             elif phase_of(step) == "wait":

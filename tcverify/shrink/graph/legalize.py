@@ -18,6 +18,7 @@ from tcverify.ops import ShapeError, TensorSpec, infer
 from tcverify.ops.leaves import leaves
 from tcverify.program import InputSpec, RankBinding, RankConstant
 from tcverify.program.graph import constant_value, map_structure
+from tcverify.program.specs import same_layout
 from tcverify.shrink.graph.sketch import Graph, Ref, Sketch, SketchStep, live_names
 from tcverify.shrink.graph.static_shapes import refit_call
 from tcverify.shrink.graph.step_facts import FOLLOWS, NOTHING, RIGHT, UNKNOWN, WRONG, Facts, Typing
@@ -177,7 +178,7 @@ class _Fitter:
         if step.op == "placeholder" and step.name in self._specs:
             spec = self._specs[step.name]
             plain = TensorSpec.contiguous(spec.local_shape(self._mesh, self._rank), spec.dtype)
-            real = _in_storage(plain, self._fresh())
+            real = plain.stored(self._fresh())
         elif step.op == "call_function":
             step = self._refitted(step)
             try:
@@ -217,7 +218,7 @@ class _Fitter:
         return refit_call(step, old.shape, self._before.real.get(step.name), new.shape, self._prefer)
 
     def _own(self, spec: Any) -> Any:
-        return _in_storage(spec, self._fresh()) if isinstance(spec, TensorSpec) else spec
+        return spec.stored(self._fresh()) if isinstance(spec, TensorSpec) else spec
 
     def _record(self, step: SketchStep, real: Any, recorded: Any) -> SketchStep:
         """Return the step with its metadata renewed; while finding out, see how the metadata relates to what is real."""
@@ -245,27 +246,27 @@ class _Fitter:
         return replace(step, meta=meta)
 
     def _judge(self, step: SketchStep, real: Any, recorded: Any) -> str:
-        if _layout(recorded) == _layout(real) and self._note(recorded, real):
+        if same_layout(recorded, real) and self._note(recorded, real):
             return RIGHT
         try:
             implied = UNKNOWN if step.op != "call_function" else self._infer(step, self._recorded)
         except (ShapeError, UnsupportedOp, ProgramError):
             return WRONG
-        return FOLLOWS if implied is not UNKNOWN and _layout(recorded) == _layout(implied) else WRONG
+        return FOLLOWS if implied is not UNKNOWN and same_layout(recorded, implied) else WRONG
 
     def _note(self, recorded: Any, real: Any) -> bool:
         """Note which real storage a recorded one means; returns whether it means no other already."""
         fits = True
-        for said, one in zip(_aliases(recorded), _aliases(real), strict=False):
-            if said is not None and one is not None:
-                fits = self._meaning.setdefault(said, one) == one and fits
+        for said, one in zip(leaves(recorded, TensorSpec), leaves(real, TensorSpec), strict=False):
+            if said.alias is not None and one.alias is not None:
+                fits = self._meaning.setdefault(said.alias, one.alias) == one.alias and fits
         return fits
 
     def _kept(self, spec: Any) -> Any:
         """A wrong record, in the storage that others now have under its number."""
         if not isinstance(spec, TensorSpec) or spec.alias is None:
             return spec
-        return _in_storage(spec, self._meaning.setdefault(spec.alias, self._fresh()))
+        return spec.stored(self._meaning.setdefault(spec.alias, self._fresh()))
 
     def _numbered(self, recorded: Any) -> Callable[[Any], Any]:
         """Storages are numbered in order of appearance; a record that named none goes on naming none."""
@@ -275,30 +276,10 @@ class _Fitter:
             if not isinstance(spec, TensorSpec):
                 return spec
             if nameless or spec.alias is None:
-                return _in_storage(spec, None)
-            return _in_storage(spec, self._numbers.setdefault(spec.alias, len(self._numbers)))
+                return spec.stored(None)
+            return spec.stored(self._numbers.setdefault(spec.alias, len(self._numbers)))
 
         return number
-
-
-def _in_storage(spec: TensorSpec, alias: int | None) -> TensorSpec:
-    """The same tensor in another storage; `dataclasses.replace` takes four times as long."""
-    return spec if spec.alias == alias else TensorSpec(spec.shape, spec.stride, spec.dtype, spec.offset, alias)
-
-
-def _layout(value: Any) -> Any:
-    return map_structure(lambda spec: spec.layout if isinstance(spec, TensorSpec) else spec, value)
-
-
-def _aliases(value: Any) -> list[int | None]:
-    found: list[int | None] = []
-
-    def look(spec: Any) -> None:
-        if isinstance(spec, TensorSpec):
-            found.append(spec.alias)
-
-    map_structure(look, value)
-    return found
 
 
 __all__ = ["constants_of", "facts_of", "legalize_edit"]

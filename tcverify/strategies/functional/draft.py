@@ -13,10 +13,11 @@ from typing import Any
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from tcverify.ops import TensorSpec, lookup, resolve, schema_of
+from tcverify.ops import TensorSpec, lookup, mutated, resolve, schema_of
 from tcverify.ops.leaves import leaves
 from tcverify.program import GraphBuilder, InputSpec, Program, RankBinding
 from tcverify.program.graph import add_node
+from tcverify.program.specs import storages_of
 from tcverify.strategies.draft import DraftStep, DraftValue, NoSite, PerRank, ProgramDraft
 
 
@@ -78,7 +79,7 @@ class AsyncDraft(ProgramDraft):
         if meaning.phase == "wait":
             self._land(leaves((step.args, step.kwargs), DraftValue)[0])
             return
-        made = _storages(self._specs[number][0])
+        made = set(storages_of(self._specs[number][0]))
         read, written = self._touched(target, step)
         views = not written and made <= read and not meaning.collective
         if not views and any(self._disturbs(flight, read, written) for flight in self.flying.values()):
@@ -88,14 +89,8 @@ class AsyncDraft(ProgramDraft):
 
     def _touched(self, target: Any, step: DraftStep) -> tuple[set[int], set[int]]:
         """The storages of the operands, and those among them that the call writes into."""
-        written: set[int] = set()
-        schema = schema_of(target)
-        for position, argument in enumerate(schema.arguments if schema is not None else ()):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                by_name = argument.kwarg_only or position >= len(step.args)
-                given = step.kwargs.get(argument.name) if by_name else step.args[position]
-                written |= self._stored(leaves(given, DraftValue))
-        return set().union(*[_storages(self._specs[n][0]) for n in step.reads]), written
+        written = self._stored(mutated(target, step.args, step.kwargs, DraftValue))
+        return set().union(*[storages_of(self._specs[n][0]) for n in step.reads]), written
 
     @staticmethod
     def _disturbs(flight: Flight, read: set[int], written: set[int]) -> bool:
@@ -109,7 +104,7 @@ class AsyncDraft(ProgramDraft):
 
     def _stored(self, values: Iterable[DraftValue]) -> set[int]:
         """The numbers of the storages of values, which are those of all ranks."""
-        return set().union(*[_storages(self._specs[value.number][0]) for value in values])
+        return set().union(*[storages_of(self._specs[value.number][0]) for value in values])
 
     def _step(self, number: int) -> DraftStep:
         found = self._makers[number]
@@ -253,13 +248,6 @@ def _is_pure(target: Any) -> bool:
     schema = schema_of(target)
     blocks = meaning.collective and meaning.phase is None
     return not (meaning.effect or blocks or schema is None or schema.is_mutable)
-
-
-def _storages(specs: Any) -> set[int]:
-    """The numbers of the storages in a spec, or in a list or tuple of specs."""
-    if isinstance(specs, TensorSpec):
-        return set() if specs.alias is None else {specs.alias}
-    return {spec.alias for spec in leaves(specs, TensorSpec) if spec.alias is not None}
 
 
 def _layouts_by_rank(specs: tuple[Any, ...]) -> list[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from tcverify.passes.overlap.storages import GraphAccesses, accesses
+from tcverify.passes.storages import GraphAccesses, accesses
 
 
 class NodeOrder:

@@ -1,6 +1,7 @@
-"""Which storages the nodes of a graph make, read and write into.
+"""Which storages the nodes of a graph may make, read and write into.
 
-Two values share a storage where the signature of an op says so (what it writes into, what its results alias), where their
+Of any graph, with shapes symbolic or not known; `program.specs` knows it exactly, where everything can be inferred. Two values
+share a storage where the signature of an op says so (what it writes into, what its results alias), where their
 metadata does, or where nothing is known of the op between them. Signatures alone do not see what a caller has tied together,
 and metadata alone is not enough: captured graphs often record a new storage for what an in-place op or a wait returns. What may
 be shared counts as shared, so that orders that are kept are never too few.
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tcverify.ops import TensorSpec, lookup, schema_of
+from tcverify.ops import Op, TensorSpec, aliased_arguments, aliased_operands, lookup, mutated_operands, schema_of
 from tcverify.ops.leaves import leaves
 from tcverify.program.partition import Partition
 
@@ -75,6 +76,37 @@ def accesses(graph: fx.Graph) -> GraphAccesses:
     return GraphAccesses(results, reads, writes, items)
 
 
+def mutated_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
+    """Return every node whose storage some node of the graph writes into, or may write into, by the signatures of ops alone.
+
+    A wait does not write: what it waits for is there before anybody may read it. Linear in the graph.
+    """
+    storages: Partition[fx.Node] = Partition()
+    written: list[fx.Node] = []
+    for node in graph.nodes:
+        for operand, writes in _shared_operands(node):
+            storages.join(node, operand)
+            if writes:
+                written.append(operand)
+    if not written:
+        return frozenset()
+    found = {storages.of(node) for node in written}
+    return frozenset(node for node in graph.nodes if storages.of(node) in found)
+
+
+def _shared_operands(node: fx.Node) -> Iterator[tuple[fx.Node, bool]]:
+    """Yield (operand that may share storage with the result, whether it may be written)."""
+    if not node.op.startswith("call"):
+        return
+    op = _meaning(node)
+    if op is None:
+        yield from ((operand, True) for operand in node.all_input_nodes)
+    elif op.aliases and op.name.startswith("python::"):
+        yield from ((operand, False) for operand in node.all_input_nodes)
+    elif op.aliases:
+        yield from ((operand, argument.writes and op.phase != "wait") for operand, argument in aliased_operands(node))
+
+
 def is_view(node: fx.Node, found: GraphAccesses) -> bool:
     """Whether a call takes no time: an item of a tuple, a view, or arithmetic on numbers.
 
@@ -92,7 +124,7 @@ def is_view(node: fx.Node, found: GraphAccesses) -> bool:
     if not op.aliases or not set(found.results[node]) <= set(found.reads[node]):
         return False
     mine, theirs = _recorded(node), {key for operand in node.all_input_nodes for key in _recorded(operand)}
-    return not mine or not theirs or set(mine) <= theirs
+    return not mine or not theirs or mine <= theirs
 
 
 def shared_places(graph: fx.Graph, found: GraphAccesses) -> dict[int, int]:
@@ -137,7 +169,7 @@ class _Cells:
         value = node.meta["val"]
         self.of[node] = made = []
         for item in value if isinstance(value, (tuple, list)) else [value]:
-            keys = list(_keys(item))
+            keys = list(map(storage_key, recorded_tensors(item)))
             cell = self._new() if keys else None
             made.append(cell)
             for key in keys:
@@ -172,39 +204,32 @@ class _Cells:
 
 def _tie(node: fx.Node, cells: _Cells) -> list[fx.Node]:
     """Tie the results of a call to the operands that they may alias, and return the operands that it may write into."""
-    op = lookup(node.target) if node.op == "call_function" else None
-    if op is None or op.run is None:
+    op = _meaning(node)
+    if op is None:
         for operand in node.all_input_nodes:
             cells.unite(cells.of[node], cells.of[operand])
         return list(node.all_input_nodes)
     if node.target is operator.getitem:
         cells.unite(cells.of[node], cells.selected(node))
-        return []
-    if not op.aliases:
-        return []
     schema = schema_of(node.target)
-    if schema is None:  # Python operators make new values
+    if schema is None or not op.aliases:  # Python operators make new values
         return []
-    returned = [result.alias_info for result in schema.returns]
-    written: list[fx.Node] = []
-    declared = False
-    for position, argument in enumerate(schema.arguments):
-        info = argument.alias_info
-        if info is None:
-            continue
-        declared = True
-        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-        operands = leaves(value, fx.Node)
-        if info.is_write:
-            written += operands
-        for number, theirs in enumerate(returned):
-            if theirs is not None and _may_alias(info, theirs):
-                _tie_result(cells, cells.of[node], number, len(returned), operands)
-    if not declared:  # tagged as aliasing without saying what
-        for operand in node.all_input_nodes:
-            cells.unite(cells.of[node], cells.of[operand])
-        return list(node.all_input_nodes)
-    return written
+    for argument in aliased_arguments(node.target):
+        operands = leaves(argument.given(node.args, node.kwargs), fx.Node)
+        for number in argument.results:
+            _tie_result(cells, cells.of[node], number, len(schema.returns), operands)
+    return mutated_operands(node)
+
+
+def _meaning(node: fx.Node) -> Op | None:
+    """What a call does; None where it may alias all its operands and write into them: its op has no meaning, or is tagged as
+    aliasing without saying what."""
+    op = lookup(node.target) if node.op == "call_function" else None
+    if op is None or op.run is None:
+        return None
+    if op.aliases and not op.name.startswith("python::") and not aliased_arguments(node.target):
+        return None
+    return op
 
 
 def _attribute(node: fx.Node) -> Any:
@@ -232,12 +257,6 @@ def _tie_result(
             cells.unite(mine, cells.of[operand])
 
 
-def _may_alias(argument: Any, result: Any) -> bool:
-    """Sets of lists are empty: torch keeps them with what the list holds, where they cannot be read."""
-    mine, theirs = argument.before_set, result.before_set
-    return not mine or not theirs or bool(mine & theirs)
-
-
 def _joined(parts: Iterable[Storages]) -> Storages:
     return tuple(dict.fromkeys(storage for part in parts for storage in part))
 
@@ -245,19 +264,29 @@ def _joined(parts: Iterable[Storages]) -> Storages:
 # ----------------------------------------------------------------------------------------------------------- metadata
 
 
-def _keys(value: Any) -> Iterator[Any]:
-    """For each tensor in a nested value, what tells its storage; None where its metadata does not say."""
+def recorded_tensors(value: Any) -> list[TensorSpec | torch.Tensor]:
+    """The tensors in the metadata of a value."""
+    return leaves(value, (TensorSpec, torch.Tensor))
+
+
+def storage_key(value: TensorSpec | torch.Tensor) -> Any:
+    """What tells the recorded storage of a tensor from others; None where it is of its own, or not known."""
     if isinstance(value, TensorSpec):
-        yield None if value.alias is None else ("alias", value.alias)
-    elif isinstance(value, torch.Tensor):
-        yield value.untyped_storage()._cdata if value.layout is torch.strided else None
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _keys(item)
+        return None if value.alias is None else ("alias", value.alias)
+    return value.untyped_storage()._cdata if value.layout is torch.strided else None
 
 
-def _recorded(node: fx.Node) -> list[Any]:
-    return [key for key in _keys(node.meta.get("val")) if key is not None]
+def _recorded(node: fx.Node) -> set[Any]:
+    return {*map(storage_key, recorded_tensors(node.meta.get("val")))} - {None}
 
 
-__all__ = ["GraphAccesses", "Storages", "accesses", "is_view", "shared_places"]
+__all__ = [
+    "GraphAccesses",
+    "Storages",
+    "accesses",
+    "is_view",
+    "mutated_nodes",
+    "recorded_tensors",
+    "shared_places",
+    "storage_key",
+]
