@@ -69,7 +69,8 @@ def pipeline(stages: Sequence[LoadedPass], options: Mapping[str, Any]) -> Loaded
 
     contracts = [stage.contract for stage in stages]
     contract = Contract(
-        metadata=contracts[-1].metadata,  # in between, what is not promised is made anew
+        metadata=contracts[-1].metadata,  # in between, metadata that is not promised is propagated again
+        strict=any(c.strict for c in contracts),
         identity=all(c.identity for c in contracts),
         schedule=any(c.schedule for c in contracts),
         overlap=all(c.overlap for c in contracts),

@@ -13,10 +13,10 @@ from tcverify.errors import UnsupportedOp
 from tcverify.ops import ShapeError, TensorSpec, schema_of
 from tcverify.ops.leaves import leaves
 from tcverify.program import Program, RankConstant
-from tcverify.program.finding import Doubt, Finding
+from tcverify.program.finding import Doubt, Finding, Severity
 from tcverify.program.specs import InferredSpecs, same_layout
 
-_HINT = "if a later step propagates metadata anew, say so with --contract metadata=false"
+_HINT = "if a later step propagates metadata again, declare that with --contract metadata=false"
 _OWN = "give the node a tensor of its own, such as torch.empty_like(…) of what it has"
 
 
@@ -27,12 +27,14 @@ def check_metadata(evidence: Evidence) -> list[Finding | Doubt]:
     access can tell apart do not count, and nodes that were inconsistent before the pass are skipped.
     """
     rewritten = evidence.pair.rewritten
-    if rewritten is None or not evidence.contract.metadata or evidence.pair.foreign is not None:
+    promised = evidence.contract.metadata
+    if rewritten is None or promised is False or evidence.pair.foreign is not None:
         return []
     if rewritten is evidence.pair.original:
         return []  # the pass left it alone, metadata and all
+    severity: Severity = "error" if promised else "hygiene"
     wrong = _inconsistent(rewritten)
-    changed = _changed_boundary(evidence.pair.original, rewritten)
+    changed = _changed_boundary(evidence.pair.original, rewritten, severity)
     if not wrong and changed is None:
         return []
     before = {node for _, node, _ in _inconsistent(evidence.pair.original)}
@@ -41,7 +43,8 @@ def check_metadata(evidence: Evidence) -> list[Finding | Doubt]:
         if node not in before and not (unannotated and problem == _MISSING):
             title = f"meta['val'] of '{node}' {problem}"
             hint = f"{_OWN}\n{_HINT}" if problem.startswith(_SHARES) else _HINT
-            return [Finding("stale-metadata", "metadata", title, hint, node, rank)]
+            stale = Finding("stale-metadata", "metadata", title, hint, node, rank, severity=severity)
+            return [stale] if changed is None or changed.severity == "hygiene" else [stale, changed]
     return [] if changed is None else [changed]
 
 
@@ -49,7 +52,7 @@ _MISSING = "is missing"
 _SHARES = "shares its storage"
 
 
-def _changed_boundary(original: Program, rewritten: Program) -> Finding | None:
+def _changed_boundary(original: Program, rewritten: Program, severity: Severity) -> Finding | None:
     """What inputs are said to be, from which all else follows, must stay; and so must the dtypes of outputs.
 
     Values alone do not show the latter: in the float64 domain all floating dtypes are one.
@@ -72,7 +75,7 @@ def _changed_boundary(original: Program, rewritten: Program) -> Finding | None:
                     _MISSING if recorded is None else f"says {_text(recorded)}, but the input is {_text(expected)}"
                 )
                 title = f"meta['val'] of '{node.name}' {problem}"
-                return Finding("stale-metadata", "metadata", title, _HINT, node.name, rank)
+                return Finding("stale-metadata", "metadata", title, _HINT, node.name, rank, severity=severity)
         for i, (mine, theirs) in enumerate(zip(_outputs(first), _outputs(second), strict=False)):
             if mine is not None and theirs is not None and mine[1] != theirs[1]:
                 title = f"output {i} is {theirs[1]} after the pass, not {mine[1]}".replace("torch.", "")

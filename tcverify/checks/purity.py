@@ -5,7 +5,7 @@ from __future__ import annotations
 from tcverify.application import Defect
 from tcverify.checks.evidence import Evidence
 from tcverify.checks.values.equivalence import differences
-from tcverify.program.finding import Doubt, Finding
+from tcverify.program.finding import Doubt, Finding, Severity
 
 _TITLES = {
     "input-mutated": "the pass changes its input although it returns a new graph",
@@ -21,10 +21,15 @@ def _data(defect: Defect) -> dict[str, str]:
     return {"aspect": defect.aspect} | ({"stage": defect.stage} if defect.stage is not None else {})
 
 
+def _severity(defect: Defect) -> Severity:
+    """A changed input harms only who keeps it: nobody does in a compiler that goes on with what the pass returns."""
+    return "hygiene" if defect.aspect == "input-mutated" else "error"
+
+
 def check_purity(evidence: Evidence) -> list[Finding | Doubt]:
     """Report impure behaviour seen while the pass was applied, and a second application that breaks the program."""
     findings: list[Finding | Doubt] = [
-        Finding("impure-pass", "purity", _TITLES[d.aspect], d.message, d.node, d.rank, _data(d))
+        Finding("impure-pass", "purity", _TITLES[d.aspect], d.message, d.node, d.rank, _data(d), _severity(d))
         for d in evidence.pair.defects
         if d.aspect in _TITLES
     ]

@@ -243,7 +243,7 @@ class CheckedPass(CustomGraphPass):
             rewrites = rewrites_of(self._pass)
             self._tally.rewrites.update(rewrites)
             done = find_result_graph(called, returned, place.rank)
-            return before.observe(done, place.rank, metadata=terms.contract.metadata, rewrites=rewrites)
+            return before.observe(done, place.rank, metadata=terms.contract.metadata is not False, rewrites=rewrites)
         except Exception as error:  # noqa: BLE001 - whatever the pass left, the compile goes on
             return self._doubt(error, "not-captured")
 

@@ -34,7 +34,7 @@ def judge_pair(pair: Pair, terms: JudgingTerms, doubt: str | None = None) -> Jud
         AppliedPass(terms.facts, terms.contract, pair), pair.original, contract=terms.contract, confirm=terms.confirm,
         checks=terms.checks, domain=terms.domain,
     )  # fmt: skip
-    notes = tuple(note.detail for note in verdict.notes)
+    notes = (*(note.detail for note in verdict.notes), *(f"{f.kind}: {sanitize(f.title)}" for f in verdict.hygiene))
     doubts = tuple((known.reason, known.detail) for known in verdict.doubts)
     if verdict.status != "refuted":
         return Judgement(verdict.status, pair.changed, doubts=doubts, notes=notes)

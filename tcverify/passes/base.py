@@ -57,7 +57,7 @@ class Pass(ABC):
     """
 
     name: ClassVar[str]
-    contract: ClassVar[Contract] = Contract()
+    contract: ClassVar[Contract] = Contract(metadata=True)
     PATTERNS: ClassVar[tuple[str, ...]] = ()
 
     def __init__(

@@ -15,7 +15,7 @@ class Identity(Pass):
     """Leaves every graph as it is."""
 
     name = "identity"
-    contract: ClassVar[Contract] = Contract(idempotent=True, identity=True)
+    contract: ClassVar[Contract] = Contract(metadata=True, idempotent=True, identity=True)
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
         """Do nothing."""

@@ -32,7 +32,9 @@ class Contract:
 
     Attributes:
         idempotent: a second application changes nothing.
-        metadata: inserted and changed nodes carry correct `meta["val"]`. Turn off for passes that leave it to a later step.
+        metadata: inserted and changed nodes carry correct `meta["val"]`. Where a pass promises it, wrong metadata is an error;
+            where it promises nothing, hygiene. False: a later step propagates metadata anew, and nothing is checked.
+        strict: hygiene findings count as errors.
         identity: the pass never changes anything; a campaign then does not ask for changes.
         schedule: a graph that the pass lowers to streams carries what its schedule predicts (`meta["schedule"]` of the output
             node), which its replay confirms and which beats running its ops one after the other.
@@ -56,7 +58,8 @@ class Contract:
     """
 
     idempotent: bool = False
-    metadata: bool = True
+    metadata: bool | None = None
+    strict: bool = False
     identity: bool = False
     schedule: bool = False
     overlap: bool = False
@@ -78,6 +81,8 @@ class Contract:
                     raise UsageError(f"the promise {name} is {str(value)[:60]!r}", "it can be a number of at least 0")
                 continue
             words = _WORDS.get(name, (True, False))
+            if name == "metadata" and value is None:
+                continue
             if value not in words or type(value) is not type(words[0]):
                 written = " or ".join(str(word).lower() for word in words)
                 raise UsageError(f"the promise {name} is {str(value)[:60]!r}", f"it can be {written}")

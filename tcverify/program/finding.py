@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+#: What a finding costs. An error: wrong values, hangs, races, memory, illegal graphs. Hygiene: something is wrong that harms
+#: only a later step which relies on it, such as metadata.
+Severity: TypeAlias = Literal["error", "hygiene"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,7 @@ class Finding:
         node: the node of the rewritten graph that is to blame, when known.
         rank: the first rank that shows it, when it is a matter of ranks.
         data: further facts for reports, JSON-able.
+        severity: "error", or "hygiene", which does not refute a pass.
     """
 
     kind: str
@@ -27,6 +32,7 @@ class Finding:
     node: str | None = None
     rank: int | None = None
     data: dict[str, Any] = field(default_factory=dict, hash=False)
+    severity: Severity = "error"
 
     @property
     def domain(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from time import perf_counter
@@ -37,6 +37,7 @@ class Verdict:
     Attributes:
         status: "passed", "refuted" or "inconclusive".
         findings: what refutes the pass.
+        hygiene: findings that do not refute it, see `Finding.severity`.
         doubts: why it is inconclusive.
         notes: what else there is to say, e.g. that the exact domain had to step aside.
         domain: the number domain that was asked for: "float64", "native" or "exact".
@@ -55,6 +56,7 @@ class Verdict:
     notes: list[Note] = field(default_factory=list)
     domain: DomainName = "float64"
     evidence: dict[str, float] = field(default_factory=dict)
+    hygiene: list[Finding] = field(default_factory=list)
 
     @property
     def changed(self) -> bool:
@@ -194,12 +196,12 @@ def verify_in_steps(
         doubts.append(
             Doubt("not-judged", "the rewritten program did not run, and the check that says why was not chosen")
         )
-    findings = judged.findings
-    if findings and pair.stages:
-        findings = _blame(findings, evidence, request)
+    findings, hygiene = judged.findings, judged.hygiene
+    if (findings or hygiene) and pair.stages:
+        findings, hygiene = _blame([findings, hygiene], evidence, request)
     status: Status = "refuted" if findings else "inconclusive" if doubts else "passed"
     return Verdict(
-        status, findings, doubts, pair, evidence.runs, clock.laps, judged.notes, domain, dict(evidence.seconds)
+        status, findings, doubts, pair, evidence.runs, clock.laps, judged.notes, domain, dict(evidence.seconds), hygiene
     )
 
 
@@ -292,6 +294,7 @@ class _Judged:
 
     evidence: Evidence
     findings: list[Finding]
+    hygiene: list[Finding]
     doubts: list[Doubt]
     notes: list[Note]
 
@@ -308,9 +311,13 @@ def _judge(pair: Pair, contract: Contract, request: EvidenceRequest, clock: _Clo
     if not (request.domain == "exact" and "equivalence" in request.checks) and evidence.aside:  # which notes it itself
         notes.append(Note(f"{request.domain}-aside", evidence.aside))
     doubts: list[Doubt] = []
-    findings = apply_checks(request.checks, evidence, doubts, notes)
+    seen = apply_checks(request.checks, evidence, doubts, notes)
     clock.divide("checks", {"lockstep": sum(evidence.seconds.values())})
-    return _Judged(evidence, findings, list(dict.fromkeys([*evidence.doubts, *doubts])), notes)
+    if contract.strict:
+        seen = [replace(finding, severity="error") for finding in seen]
+    findings = [finding for finding in seen if finding.severity == "error"]
+    hygiene = [finding for finding in seen if finding.severity == "hygiene"]
+    return _Judged(evidence, findings, hygiene, list(dict.fromkeys([*evidence.doubts, *doubts])), notes)
 
 
 def _request_for(pair: Pair, request: EvidenceRequest, clock: _Clock) -> EvidenceRequest:
@@ -368,8 +375,8 @@ def _confirm(
         judged.doubts.append(Doubt("not-portable", f"{pair.foreign.why}; judged in lockstep alone"))
 
 
-def _blame(findings: list[Finding], evidence: Evidence, request: EvidenceRequest) -> list[Finding]:
-    """Name, for each finding about a pipeline, the first stage behind which the program shows that kind of finding."""
+def _blame(found: Sequence[list[Finding]], evidence: Evidence, request: EvidenceRequest) -> list[list[Finding]]:
+    """Name, for each of some findings about a pipeline, the first stage behind which the program shows that kind of finding."""
     pair = evidence.pair
     culprits: dict[str, str] = {}
     before: Program | None = pair.original
@@ -380,7 +387,7 @@ def _blame(findings: list[Finding], evidence: Evidence, request: EvidenceRequest
             for kind in kinds:
                 culprits.setdefault(kind, stage.name)
         before = stage.program
-    return _named(pair, findings, culprits)
+    return [_named(pair, findings, culprits) for findings in found]
 
 
 def _kinds_behind(program: Program, evidence: Evidence, request: EvidenceRequest) -> set[str]:

@@ -110,7 +110,8 @@ def _without_metadata(gm: fx.GraphModule) -> fx.GraphModule:
 def test_a_stage_that_spoils_metadata_alone_is_to_blame() -> None:
     for stages in ([_without_metadata, Identity], [Identity, _without_metadata, SequenceParallel, Identity]):
         verdict = verify(stages, reduce_then_norm())
-        assert {f.kind: f.data["stage"] for f in verdict.findings} == {"stale-metadata": "_without_metadata"}
+        assert verdict.status == "passed"
+        assert {f.kind: f.data["stage"] for f in verdict.hygiene} == {"stale-metadata": "_without_metadata"}
 
 
 def test_a_sound_pipeline_passes_and_reports_every_stage() -> None:
@@ -166,12 +167,15 @@ def test_metadata_is_made_anew_behind_a_stage_that_promises_none() -> None:
 
 def test_missing_metadata_of_a_stage_that_promises_it_is_a_finding() -> None:
     verdict = verify([_leaves_none, one], reduce_then_norm())
-    assert [f.kind for f in verdict.findings] == ["stale-metadata"]
-    assert verdict.findings[0].data["stage"] == "_leaves_none"
+    assert [f.kind for f in verdict.hygiene] == ["stale-metadata"]
+    assert verdict.hygiene[0].data["stage"] == "_leaves_none"
 
 
 def _leaves_none(gm: fx.GraphModule) -> fx.GraphModule:
     return _scaled(gm, 1.0, annotate=False)
+
+
+_leaves_none.contract = Contract(metadata=True)  # type: ignore[attr-defined]
 
 
 def test_promises_of_a_pipeline_are_those_of_the_whole() -> None:

@@ -16,7 +16,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tcverify import PARTIAL, Mesh, ProcessGroupPool, Refuted, Unsupported, annotate, checked, shard, verify
+from tcverify import PARTIAL, Contract, Mesh, ProcessGroupPool, Refuted, Unsupported, annotate, checked, shard, verify
 from tcverify.capturing import GroupFacts
 from tcverify.cases.counterexample import read_counterexample
 from tcverify.compile_check import CheckedPass, Tally
@@ -105,7 +105,7 @@ class TestVerdicts:
     )
     def test_graphs_that_are_none_are_refuted(self, pass_: Any, kind: str) -> None:
         with pytest.raises(Refuted) as caught:
-            checked(pass_, **JOB)(traced())
+            checked(pass_, contract=Contract(strict=True), **JOB)(traced())
         assert caught.value.kind == kind
         assert (kind == "malformed-graph") is isinstance(caught.value, MalformedGraph)
 
@@ -337,7 +337,7 @@ class TestConventions:
         pass_(traced().graph)  # Inductor makes metadata anew
         assert pass_.report().passed == 1
         with pytest.raises(Refuted) as caught:
-            checked(lambda gm: bare(gm.graph), **JOB)(traced())
+            checked(lambda gm: bare(gm.graph), contract=Contract(metadata=True), **JOB)(traced())
         assert caught.value.kind == "stale-metadata"
 
     def test_a_pipeline_runs_as_a_whole(self) -> None:

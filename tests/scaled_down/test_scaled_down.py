@@ -411,7 +411,7 @@ def test_wrong_metadata_stays_wrong() -> None:
         neg.target = torch.ops.aten.t.default
 
     program = large((1 << 14, 1 << 13))
-    kinds = {finding.kind for finding in verify(stale, program).findings}
+    kinds = {finding.kind for finding in verify(stale, program).hygiene}
     assert "stale-metadata" in kinds
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx
 
-from tcverify import verify
+from tcverify import Contract, verify
 from tcverify.execution import AnySize
 from tcverify.program import (
     UNKNOWN,
@@ -111,7 +111,9 @@ def test_findings_that_do_not_depend_on_it_stay() -> None:
         before_the_sum(gm)
         node(gm, "all_reduce").meta.clear()
 
-    verdict = judged(without_metadata, scaled_sum(), checks=["equivalence", "metadata"])
+    verdict = judged(
+        without_metadata, scaled_sum(), checks=["equivalence", "metadata"], contract=Contract(metadata=True)
+    )
     assert [finding.kind for finding in verdict.findings] == ["stale-metadata"]
     assert [doubt.reason for doubt in verdict.doubts] == ["placement-needed"]
     assert verdict.doubts[0].detail.startswith("right only if gain is equal on all ranks of tp;")

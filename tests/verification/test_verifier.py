@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -240,12 +241,28 @@ def test_metadata_sees_missing_and_wrong_values_and_mistaken_sharing() -> None:
         node(gm, "neg").meta["val"] = node(gm, "all_reduce").meta["val"]
 
     for pass_, words in ((forget, "is missing"), (misjudge, "says float32[2, 8]"), (share, "shares its storage")):
-        (finding,) = verify(pass_, reduce_then_norm()).findings
-        assert finding.kind == "stale-metadata"
+        verdict = verify(pass_, reduce_then_norm())
+        assert (verdict.status, verdict.findings) == ("passed", [])
+        (finding,) = verdict.hygiene
+        assert (finding.kind, finding.severity) == ("stale-metadata", "hygiene")
         assert finding.node == "neg"
         assert words in finding.title
         assert ("torch.empty_like" in finding.detail) is (pass_ is share)
-        assert kinds(pass_, contract=Contract(metadata=False)) == []
+        for promises in (Contract(metadata=True), Contract(strict=True)):
+            (error,) = verify(pass_, reduce_then_norm(), contract=promises).findings
+            assert error == replace(finding, severity="error")
+        unchecked = verify(pass_, reduce_then_norm(), contract=Contract(metadata=False))
+        assert (unchecked.findings, unchecked.hygiene) == ([], [])
+
+
+def test_a_wrong_value_comes_before_what_is_hygiene() -> None:
+    def double(gm: fx.GraphModule) -> None:
+        insert(gm, "all_reduce", torch.ops.aten.neg.default)
+        del node(gm, "neg").meta["val"]
+
+    verdict = verify(double, reduce_then_norm())
+    assert [finding.kind for finding in verdict.findings] == ["wrong-value"]
+    assert [finding.kind for finding in verdict.hygiene] == ["stale-metadata"]
 
 
 def test_views_of_a_replaced_value_may_keep_their_storage_number() -> None:

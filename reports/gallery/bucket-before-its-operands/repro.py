@@ -12,7 +12,9 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.foreign_groups:BucketAtFirstMember'
 OPTIONS = {}
-CONTRACT = {}
+CONTRACT = {
+    'metadata': True,
+}
 KIND = 'malformed-graph'
 DOMAIN = 'float64'
 DEEP = False

@@ -13,7 +13,9 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.foreign_groups:BucketOfAllDtypes'
 OPTIONS = {}
-CONTRACT = {}
+CONTRACT = {
+    'metadata': True,
+}
 KIND = 'wrong-value'
 DOMAIN = 'native'
 DEEP = False

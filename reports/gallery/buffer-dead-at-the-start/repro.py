@@ -19,6 +19,7 @@ PASS = 'tests.mutants.comm_buffers:FreesAtTheStart'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
     'collective_order': True,
 }
 KIND = 'overlapping-buffers'

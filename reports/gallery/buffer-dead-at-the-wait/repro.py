@@ -18,6 +18,7 @@ PASS = 'tests.mutants.comm_buffers:FreesAtTheWait'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
     'collective_order': True,
 }
 KIND = 'overlapping-buffers'

@@ -12,6 +12,7 @@ from tcverify.replay import reproduce
 PASS = 'tests.mutants.foreign_local:CallerNotWaitedFor'
 OPTIONS = {}
 CONTRACT = {
+    'metadata': True,
     'inputs': 'stream0',
 }
 KIND = 'race'

@@ -12,7 +12,9 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.foreign_groups:CollectiveErased'
 OPTIONS = {}
-CONTRACT = {}
+CONTRACT = {
+    'metadata': True,
+}
 KIND = 'deadlock'
 DOMAIN = 'float64'
 DEEP = False

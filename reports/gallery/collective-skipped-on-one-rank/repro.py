@@ -15,6 +15,7 @@ PASS = 'tests.mutants.sequence_parallel:GatherSkippedOnFirstRank'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
 }
 KIND = 'deadlock'
 DOMAIN = 'float64'

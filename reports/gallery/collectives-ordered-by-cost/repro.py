@@ -18,6 +18,7 @@ PASS = 'tests.mutants.multistream:CostsOrderCollectives'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
     'schedule': True,
     'overlap': True,
 }

@@ -16,6 +16,7 @@ PASS = 'tests.mutants.multistream:CollectivesUnordered'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
     'schedule': True,
     'overlap': True,
 }

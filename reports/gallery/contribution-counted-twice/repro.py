@@ -11,7 +11,9 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.foreign:ContributionTwice'
 OPTIONS = {}
-CONTRACT = {}
+CONTRACT = {
+    'metadata': True,
+}
 KIND = 'wrong-value'
 DOMAIN = 'float64'
 DEEP = False

@@ -11,7 +11,9 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.tiny:ContributionScaled'
 OPTIONS = {}
-CONTRACT = {}
+CONTRACT = {
+    'metadata': True,
+}
 KIND = 'wrong-value'
 DOMAIN = 'exact'
 DEEP = False

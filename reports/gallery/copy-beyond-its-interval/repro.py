@@ -18,6 +18,7 @@ PASS = 'tests.mutants.overlap_fsdp:CopyBeyondItsInterval'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
     'collective_order': True,
 }
 KIND = 'wrong-value'

@@ -14,6 +14,7 @@ PASS = 'tests.mutants.resharding_memory:FreedAtThePost'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
     'lowered': True,
     'deallocation': True,
     'streams': 3,

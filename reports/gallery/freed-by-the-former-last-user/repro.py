@@ -20,6 +20,7 @@ from tcverify.replay import reproduce
 PASS = 'tests.mutants.overlap_memory:LastUserStays'
 OPTIONS = {}
 CONTRACT = {
+    'metadata': True,
     'overlap': True,
     'order': True,
     'collective_order': True,

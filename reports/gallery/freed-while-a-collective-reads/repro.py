@@ -15,6 +15,7 @@ PASS = 'tests.mutants.overlap:FreeBeforeCompletion'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
     'order': True,
     'collective_order': True,
 }

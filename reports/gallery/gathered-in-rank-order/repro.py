@@ -15,6 +15,7 @@ PASS = 'tests.mutants.sequence_parallel:GatherOrderLost'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
 }
 KIND = 'wrong-value'
 DOMAIN = 'float64'

@@ -15,6 +15,7 @@ PASS = 'tests.mutants.sequence_parallel:IndivisibleTokensAccepted'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
 }
 KIND = 'pass-raised'
 DOMAIN = 'float64'

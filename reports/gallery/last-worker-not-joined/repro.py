@@ -13,6 +13,7 @@ PASS = 'tests.mutants.resharding_streams:LastWorkerNotJoined'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
     'lowered': True,
     'deallocation': True,
     'streams': 3,

@@ -20,6 +20,7 @@ PASS = 'tests.mutants.multistream:OldMakespanDeclared'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
     'schedule': True,
     'overlap': True,
 }

@@ -12,6 +12,7 @@ PASS = 'tests.mutants.resharding:SmallestPositiveIsTheIdentity'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
     'lowered': True,
     'deallocation': True,
     'streams': 3,

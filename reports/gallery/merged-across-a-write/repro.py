@@ -14,7 +14,9 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.foreign_local:MergedAcrossWrite'
 OPTIONS = {}
-CONTRACT = {}
+CONTRACT = {
+    'metadata': True,
+}
 KIND = 'wrong-value'
 DOMAIN = 'float64'
 DEEP = False

@@ -13,6 +13,7 @@ PASS = 'tests.mutants.resharding:TeamSorted'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
     'lowered': True,
     'deallocation': True,
     'streams': 3,

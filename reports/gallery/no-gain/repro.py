@@ -13,6 +13,7 @@ PASS = 'tests.mutants.multistream:NoGuard'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
     'schedule': True,
     'overlap': True,
 }

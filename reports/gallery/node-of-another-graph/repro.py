@@ -11,7 +11,9 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.foreign_local:StrayNode'
 OPTIONS = {}
-CONTRACT = {}
+CONTRACT = {
+    'metadata': True,
+}
 KIND = 'malformed-graph'
 DOMAIN = 'float64'
 DEEP = False

@@ -13,7 +13,9 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.foreign:NormOverShard'
 OPTIONS = {}
-CONTRACT = {}
+CONTRACT = {
+    'metadata': True,
+}
 KIND = 'wrong-value'
 DOMAIN = 'float64'
 DEEP = False

@@ -12,7 +12,9 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.foreign_local:NumberedByProcess'
 OPTIONS = {}
-CONTRACT = {}
+CONTRACT = {
+    'metadata': True,
+}
 KIND = 'impure-pass'
 DOMAIN = 'float64'
 DEEP = True

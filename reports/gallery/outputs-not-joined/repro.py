@@ -15,6 +15,7 @@ PASS = 'tests.mutants.multistream:OutputsNotJoined'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
     'schedule': True,
     'overlap': True,
 }

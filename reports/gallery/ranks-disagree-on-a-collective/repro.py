@@ -15,6 +15,7 @@ PASS = 'tests.mutants.sequence_parallel:AllReduceErasedOnFirstRank'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
 }
 KIND = 'collective-mismatch'
 DOMAIN = 'float64'

@@ -15,6 +15,7 @@ PASS = 'tests.mutants.multistream:RecordedWhereNeeded'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
     'schedule': True,
     'overlap': True,
 }

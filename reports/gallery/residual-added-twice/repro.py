@@ -17,6 +17,7 @@ PASS = 'tests.mutants.sequence_parallel:ResidualAddedTwice'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
 }
 KIND = 'wrong-value'
 DOMAIN = 'float64'

@@ -13,7 +13,9 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.tiny:ResidualHardlyScaled'
 OPTIONS = {}
-CONTRACT = {}
+CONTRACT = {
+    'metadata': True,
+}
 KIND = 'wrong-value'
 DOMAIN = 'exact'
 DEEP = False

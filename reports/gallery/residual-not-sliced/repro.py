@@ -17,6 +17,7 @@ PASS = 'tests.mutants.sequence_parallel:ResidualNotSliced'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
 }
 KIND = 'rewritten-raises'
 DOMAIN = 'float64'

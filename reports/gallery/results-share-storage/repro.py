@@ -12,7 +12,9 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.foreign_local:ReturnedAsOne'
 OPTIONS = {}
-CONTRACT = {}
+CONTRACT = {
+    'metadata': True,
+}
 KIND = 'wrong-alias'
 DOMAIN = 'float64'
 DEEP = False

@@ -16,6 +16,7 @@ PASS = 'tests.mutants.overlap:EffectsAreCompute'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
     'order': True,
     'collective_order': True,
 }

@@ -17,6 +17,7 @@ PASS = 'tests.mutants.sequence_parallel:ScattersShareStorage'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
 }
 KIND = 'stale-metadata'
 DOMAIN = 'float64'

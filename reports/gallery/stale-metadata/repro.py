@@ -15,6 +15,7 @@ PASS = 'tests.mutants.sequence_parallel:StaleMetadata'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
 }
 KIND = 'stale-metadata'
 DOMAIN = 'float64'

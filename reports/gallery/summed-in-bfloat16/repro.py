@@ -11,7 +11,9 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.tiny:SummedInBfloat16'
 OPTIONS = {}
-CONTRACT = {}
+CONTRACT = {
+    'metadata': True,
+}
 KIND = 'wrong-value'
 DOMAIN = 'native'
 DEEP = False

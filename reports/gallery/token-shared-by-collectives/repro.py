@@ -16,6 +16,7 @@ from tcverify.replay import reproduce
 PASS = 'tcverify.passes.sequence_parallel:SequenceParallel+tests.mutants.multistream:TokenSharedByCollectives'
 OPTIONS = {}
 CONTRACT = {
+    'metadata': True,
     'schedule': True,
 }
 KIND = 'race'

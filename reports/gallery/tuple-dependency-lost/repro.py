@@ -17,6 +17,7 @@ PASS = 'tests.mutants.multistream:TupleDependencyUntracked'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
     'schedule': True,
     'overlap': True,
 }

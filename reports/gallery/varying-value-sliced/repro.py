@@ -16,6 +16,7 @@ PASS = 'tests.mutants.sequence_parallel:VaryingAddendSliced'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
 }
 KIND = 'wrong-value'
 DOMAIN = 'float64'

@@ -18,6 +18,7 @@ PASS = 'tests.mutants.sequence_parallel:ViewMergesTokens'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
 }
 KIND = 'wrong-value'
 DOMAIN = 'float64'

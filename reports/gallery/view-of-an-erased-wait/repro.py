@@ -17,6 +17,7 @@ PASS = 'tests.mutants.overlap:ViewsOfErasedWaits'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
     'order': True,
     'collective_order': True,
 }

@@ -15,6 +15,7 @@ PASS = 'tests.mutants.multistream:WaitNamesMainStream'
 OPTIONS = {}
 CONTRACT = {
     'idempotent': True,
+    'metadata': True,
     'schedule': True,
     'overlap': True,
 }

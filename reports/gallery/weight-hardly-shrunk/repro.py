@@ -12,7 +12,9 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.tiny:WeightShrunk'
 OPTIONS = {}
-CONTRACT = {}
+CONTRACT = {
+    'metadata': True,
+}
 KIND = 'wrong-value'
 DOMAIN = 'exact'
 DEEP = False

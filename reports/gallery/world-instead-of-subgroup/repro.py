@@ -13,7 +13,9 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.foreign_groups:FusedOverWorld'
 OPTIONS = {'world_size': 4}
-CONTRACT = {}
+CONTRACT = {
+    'metadata': True,
+}
 KIND = 'wrong-value'
 DOMAIN = 'float64'
 DEEP = False

@@ -71,7 +71,7 @@ class CommBuffers(Pass):
     """
 
     name = "comm_buffers"
-    contract: ClassVar[Contract] = Contract(idempotent=True, collective_order=True)
+    contract: ClassVar[Contract] = Contract(metadata=True, idempotent=True, collective_order=True)
     PATTERNS: ClassVar[tuple[str, ...]] = (
         "one-shot", "in-place", "out-of-place", "contiguous", "dropped-wait", "buffer",
     )  # fmt: skip

@@ -87,7 +87,7 @@ class Multistream(Pass):
     """
 
     name = "multistream"
-    contract: ClassVar[Contract] = Contract(idempotent=True, schedule=True, overlap=True)
+    contract: ClassVar[Contract] = Contract(metadata=True, idempotent=True, schedule=True, overlap=True)
     PATTERNS = ("lowered", "moved", "waits")
 
     def __init__(

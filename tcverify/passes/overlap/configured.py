@@ -37,7 +37,7 @@ class ReorderForComputeCommOverlap(Pass):
     """
 
     name = "reorder_for_compute_comm_overlap"
-    contract: ClassVar[Contract] = Contract(order=True, collective_order=True)
+    contract: ClassVar[Contract] = Contract(metadata=True, order=True, collective_order=True)
 
     def __init__(self, *, passes: str | Sequence[Stage] = USUAL, **options: Any) -> None:
         super().__init__(**options)
@@ -50,7 +50,7 @@ class ReorderForComputeCommOverlap(Pass):
         budgets = [each.memory_budget for each in contracts]
         self.contract = Contract(  # type: ignore[misc] # of this instance: what all of them keep
             identity=all(each.identity for each in contracts),
-            metadata=all(each.metadata for each in contracts),
+            metadata=_weakest([each.metadata for each in contracts]),
             overlap=all(each.overlap for each in contracts),
             order=all(each.order for each in contracts),
             collective_order=all(each.collective_order for each in contracts),
@@ -92,6 +92,11 @@ class ReorderForComputeCommOverlap(Pass):
 def _written(graph: fx.Graph) -> list[Any]:
     """What tells a graph from what it was, in place: its nodes in order with what they call."""
     return [(node, node.target, node.args, node.kwargs) for node in graph.nodes]
+
+
+def _weakest(promises: Sequence[bool | None]) -> bool | None:
+    """What all of some passes promise about metadata."""
+    return next((weak for weak in (False, None) if weak in promises), True)
 
 
 __all__ = ["USUAL", "ReorderForComputeCommOverlap", "Stage"]

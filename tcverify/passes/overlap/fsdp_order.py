@@ -44,7 +44,7 @@ class EnforceCommOrderingForFsdp(Pass):
     """
 
     name: ClassVar[str] = "enforce_comm_ordering_for_fsdp"
-    contract: ClassVar[Contract] = Contract(idempotent=True, order=True, collective_order=True)
+    contract: ClassVar[Contract] = Contract(metadata=True, idempotent=True, order=True, collective_order=True)
     PATTERNS: ClassVar[tuple[str, ...]] = ("all_gather", "reduce_scatter", "moved")
     reading: ClassVar[type[GraphReading]] = GraphReading
 

@@ -73,7 +73,7 @@ class RemoveFsdp2UnshardedParamGraphInputUsage(Pass):
     """
 
     name: ClassVar[str] = "remove_fsdp2_unsharded_param_graph_input_usage"
-    contract: ClassVar[Contract] = Contract(idempotent=True, collective_order=True)
+    contract: ClassVar[Contract] = Contract(metadata=True, idempotent=True, collective_order=True)
     PATTERNS: ClassVar[tuple[str, ...]] = ("parameter",)
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:

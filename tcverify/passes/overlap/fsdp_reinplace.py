@@ -42,7 +42,7 @@ class ReinplaceFsdpAllGather(Pass):
     """
 
     name: ClassVar[str] = "reinplace_fsdp_all_gather"
-    contract: ClassVar[Contract] = Contract(idempotent=True, collective_order=True)
+    contract: ClassVar[Contract] = Contract(metadata=True, idempotent=True, collective_order=True)
     PATTERNS: ClassVar[tuple[str, ...]] = ("all_gather",)
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:

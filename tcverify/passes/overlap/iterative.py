@@ -232,7 +232,9 @@ class IterativePass(OverlapPass):
         gather: how the times of all ranks are found; None for torch.distributed.
     """
 
-    contract: ClassVar[Contract] = Contract(order=True, collective_order=True, memory_budget=0.0, overlap=True)
+    contract: ClassVar[Contract] = Contract(
+        metadata=True, order=True, collective_order=True, memory_budget=0.0, overlap=True
+    )
 
     def __init__(
         self,

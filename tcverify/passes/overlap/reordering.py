@@ -39,7 +39,7 @@ class OverlapPass(Pass):
         options: those of `Pass`.
     """
 
-    contract: ClassVar[Contract] = Contract(order=True, collective_order=True)
+    contract: ClassVar[Contract] = Contract(metadata=True, order=True, collective_order=True)
     PATTERNS = ("moved",)
     reading: ClassVar[type[GraphReading]] = GraphReading
 
@@ -77,7 +77,7 @@ class SinkWaits(OverlapPass):
     """Every wait as late as possible: all that does not need it goes before it. All else keeps its order where it can."""
 
     name = "sink_waits"
-    contract: ClassVar[Contract] = Contract(idempotent=True, order=True, collective_order=True)
+    contract: ClassVar[Contract] = Contract(metadata=True, idempotent=True, order=True, collective_order=True)
 
     def reordered(self, found: CommGraph) -> Sequence[fx.Node]:
         place = {node: number for number, node in enumerate(found.nodes)}
@@ -92,7 +92,7 @@ class RaiseComms(OverlapPass):
     """Every start as early as possible: what it needs goes before all else, then what the next one needs, and so on."""
 
     name = "raise_comms"
-    contract: ClassVar[Contract] = Contract(idempotent=True, order=True, collective_order=True)
+    contract: ClassVar[Contract] = Contract(metadata=True, idempotent=True, order=True, collective_order=True)
 
     def reordered(self, found: CommGraph) -> Sequence[fx.Node]:
         needed = first_needed_by(found)
@@ -122,7 +122,7 @@ class ReorderComputeForOverlap(OverlapPass):
     """
 
     name = "reorder_compute_for_overlap"
-    contract: ClassVar[Contract] = Contract(idempotent=True, order=True, collective_order=True)
+    contract: ClassVar[Contract] = Contract(metadata=True, idempotent=True, order=True, collective_order=True)
 
     def __init__(self, *, device: str | None = None, align_runtimes: bool | str = False, **options: Any) -> None:
         super().__init__(**options)
@@ -145,7 +145,7 @@ class DecideGlobalOrderingOfComms(Pass):
     """
 
     name = "decide_global_ordering_of_comms"
-    contract: ClassVar[Contract] = Contract(idempotent=True, order=True, collective_order=True)
+    contract: ClassVar[Contract] = Contract(metadata=True, idempotent=True, order=True, collective_order=True)
     PATTERNS = ("declared",)
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:

@@ -45,7 +45,13 @@ class VisualizeOverlap(Pass):
 
     name = "visualize_overlap"
     contract: ClassVar[Contract] = Contract(
-        idempotent=True, identity=True, order=True, collective_order=True, memory_budget=0.0, overlap=True
+        metadata=True,
+        idempotent=True,
+        identity=True,
+        order=True,
+        collective_order=True,
+        memory_budget=0.0,
+        overlap=True,
     )
 
     def __init__(

@@ -27,7 +27,7 @@ class MakeReshardingContiguous(Pass):
     """
 
     name = "make_resharding_contiguous"
-    contract: ClassVar[Contract] = Contract(idempotent=True, inputs="stream0")
+    contract: ClassVar[Contract] = Contract(metadata=True, idempotent=True, inputs="stream0")
     PATTERNS: ClassVar[tuple[str, ...]] = ("set", "reduce")
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:

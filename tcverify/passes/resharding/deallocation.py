@@ -34,7 +34,7 @@ class InsertDeallocations(Pass):
     """Frees every intermediate of a graph once, behind its last use. See the module."""
 
     name = "insert_deallocations"
-    contract: ClassVar[Contract] = Contract(idempotent=True, deallocation=True, inputs="stream0")
+    contract: ClassVar[Contract] = Contract(metadata=True, idempotent=True, deallocation=True, inputs="stream0")
     PATTERNS = ("deallocations",)
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:

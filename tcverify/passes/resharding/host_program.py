@@ -50,7 +50,9 @@ class HostProgram(Pass):
     """
 
     name = "resharding"
-    contract: ClassVar[Contract] = Contract(idempotent=True, lowered=True, deallocation=True, inputs="stream0")
+    contract: ClassVar[Contract] = Contract(
+        metadata=True, idempotent=True, lowered=True, deallocation=True, inputs="stream0"
+    )
     PATTERNS = STAGES
     PASSES: ClassVar[tuple[type[Pass], ...]] = (
         PipelinedMatmul, StreamParallelType, MakeReshardingContiguous, ConvertOpToCommunication, InsertDeallocations,
@@ -83,6 +85,7 @@ class HostProgram(Pass):
             if name in chosen
         ]
         self.contract = Contract(  # type: ignore[misc] # of this instance
+            metadata=True,
             idempotent=True,
             lowered={StreamParallelType.name, ConvertOpToCommunication.name} <= chosen,
             deallocation=InsertDeallocations.name in chosen,

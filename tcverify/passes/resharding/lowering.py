@@ -40,7 +40,7 @@ class ConvertOpToCommunication(Pass):
     """
 
     name = "convert_op_to_communication"
-    contract: ClassVar[Contract] = Contract(idempotent=True, inputs="stream0")
+    contract: ClassVar[Contract] = Contract(metadata=True, idempotent=True, inputs="stream0")
     PATTERNS: ClassVar[tuple[str, ...]] = (
         "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "broadcast", "gather", "scatter", "reduce", "send", "recv",
         "local", "idle",

@@ -44,14 +44,14 @@ class StreamParallelType(Pass):
     """
 
     name = "stream_parallel_type"
-    contract: ClassVar[Contract] = Contract(idempotent=True, inputs="stream0")
+    contract: ClassVar[Contract] = Contract(metadata=True, idempotent=True, inputs="stream0")
     PATTERNS = ("loops", "ops")
     writer: ClassVar[type[HostWriter]] = HostWriter
 
     def __init__(self, *, number_of_streams: int | str = 3, **options: Any) -> None:
         super().__init__(**options)
         self.number_of_streams = self._whole_number("number_of_streams", number_of_streams, 1)
-        self.contract = Contract(idempotent=True, streams=self.number_of_streams, inputs="stream0")  # type: ignore[misc] # of this instance
+        self.contract = Contract(metadata=True, idempotent=True, streams=self.number_of_streams, inputs="stream0")  # type: ignore[misc] # of this instance
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
         """Find the loops, then write them. See `Pass.rewrite`.

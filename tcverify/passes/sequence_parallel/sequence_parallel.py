@@ -76,7 +76,7 @@ class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):
     """
 
     name = "sequence_parallel"
-    contract: ClassVar[Contract] = Contract(idempotent=True)
+    contract: ClassVar[Contract] = Contract(metadata=True, idempotent=True)
     PATTERNS = ("P1", "P2", "P3", "P4", "P5")
     finder: ClassVar[type[NormFinder]] = NormFinder
 

@@ -42,7 +42,7 @@ class PipelinedMatmul(Pass):
     """
 
     name = "pipelined_matmul"
-    contract: ClassVar[Contract] = Contract(idempotent=True, inputs="stream0", streams=3)
+    contract: ClassVar[Contract] = Contract(metadata=True, idempotent=True, inputs="stream0", streams=3)
     PATTERNS = ("allgather-matmul", "matmul-reduce-scatter")
     gathering: ClassVar[type[Gathering]] = Gathering
     scattering: ClassVar[type[Scattering]] = Scattering
@@ -62,7 +62,7 @@ class PipelinedMatmul(Pass):
         )
         self.form = self._form("form", form, GATHER_FORMS)
         self.reduce_form = self._form("reduce_form", reduce_form, SCATTER_FORMS)
-        self.contract = Contract(idempotent=True, inputs="stream0", streams=self.streams.number)  # type: ignore[misc] # of this instance
+        self.contract = Contract(metadata=True, idempotent=True, inputs="stream0", streams=self.streams.number)  # type: ignore[misc] # of this instance
 
     def rewrite(self, graph: fx.Graph) -> Iterable[fx.Node]:
         """Write the pipelined form of every pattern. See `Pass.rewrite`."""
