@@ -1,7 +1,7 @@
 """Loads passes and applies them to every rank's graph, guarded against their hanging, raising and dying."""
 
 from tcverify.application.apply import apply_pass
-from tcverify.application.coverage.reachable import source_of
+from tcverify.application.coverage.reachable import Function, source_of
 from tcverify.application.coverage.recorder import CodePoint
 from tcverify.application.coverage.watched import Watch
 from tcverify.application.guarded import AppliedPass, Guarded, InProcess, Subject, start_ahead, subject_of
@@ -12,6 +12,7 @@ __all__ = [
     "AppliedPass",
     "CodePoint",
     "Defect",
+    "Function",
     "Guarded",
     "InProcess",
     "LoadedPass",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tcverify.application import CodePoint, source_of
+from tcverify.application import CodePoint, Function, source_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +13,8 @@ class FileReach:
     """What was reached of one file.
 
     Attributes:
-        lines, lines_reached: of functions. Of a file that does not define the pass itself, functions count once they are called;
-            so do constructors, which run before anything is recorded.
+        lines, lines_reached: of functions. A function counts once it is called, and in files that define the pass also where
+            a function that counts names it; constructors, which run before anything is recorded, count once they are called.
         outcomes, outcomes_reached: the two of each condition.
         unreached: first and last line of runs of code that never ran, in functions that did.
         always_true: lines of conditions that were never false.
@@ -51,16 +51,42 @@ class Coverage:
         by_file: dict[str, set[CodePoint]] = {file: set() for file in self.files}
         for point in sorted(self.points):
             by_file.setdefault(point.file, set()).add(point)
-        found = (_reach(file, points, whole=file in self.files) for file, points in by_file.items())
+        ran = {file: {point.line for point in points if point.outcome < 0} for file, points in by_file.items()}
+        called = {file: [one for one in source_of(file).functions if one.lines & ran[file]] for file in by_file}
+        named = self._named([one for functions in called.values() for one in functions])
+        found = (
+            _reach(file, points, ran[file], called[file], named if file in self.files else frozenset())
+            for file, points in by_file.items()
+        )
         return tuple(one for one in found if one.lines)
 
+    def _named(self, called: Sequence[Function]) -> frozenset[str]:
+        """Names of what the functions that were called, and those that they name in the files of the pass, can call."""
+        names = {name for one in called for name in one.names}
+        own = [one for file in self.files for one in source_of(file).functions]
+        while True:
+            more = {name for one in own if one.name.rpartition(".")[2] in names for name in one.names} - names
+            if not more:
+                return frozenset(names)
+            names |= more
 
-def _reach(file: str, points: set[CodePoint], *, whole: bool) -> FileReach:
-    ran = {point.line for point in points if point.outcome < 0}
+
+def _reach(
+    file: str, points: set[CodePoint], ran: set[int], called: Sequence[Function], named: frozenset[str]
+) -> FileReach:
+    """What was reached of a file.
+
+    Args:
+        ran: the lines that ran.
+        called: the functions that were called.
+        named: names of further functions that count.
+    """
     went = {(point.line, point.outcome) for point in points if point.outcome >= 0}
-    functions = source_of(file).functions
-    called = [one for one in functions if one.lines & ran]
-    counted = [one for one in functions if one in called or (whole and one.lines and not one.name.endswith("__init__"))]
+    counted = [
+        one
+        for one in source_of(file).functions
+        if one in called or (one.lines and one.name.rpartition(".")[2] in named and not one.name.endswith("__init__"))
+    ]
     conditions = {line for one in counted for line in one.conditions}
     lines = {line for one in counted for line in one.lines}
     return FileReach(

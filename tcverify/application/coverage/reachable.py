@@ -48,11 +48,13 @@ class Function:
         name: qualified within the file.
         lines: that hold code.
         conditions: the lines of its conditions, those that it returns included.
+        names: globals and attributes that it names, among them whatever it can call.
     """
 
     name: str
     lines: frozenset[int]
     conditions: frozenset[int]
+    names: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,9 @@ def source_of(file: str) -> ReachableCode:
     returned = frozenset(node.lineno for node in ast.walk(tree) if returns_condition(node))
     own = {condition.line for condition in conditions.values()} | returned
     functions = []
-    for name, found, first, last in _functions(code, "", bodies):
-        lines = frozenset(line for line in found if first <= line <= last)
-        functions.append(Function(name, lines, lines & own))
+    for name, inner, first, last in _functions(code, "", bodies):
+        lines = frozenset(line for line in _lines(inner) if first <= line <= last)
+        functions.append(Function(name, lines, lines & own, frozenset(_names(inner))))
     return ReachableCode(tuple(functions), conditions, true, returned)
 
 
@@ -138,14 +140,14 @@ def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def _functions(
     code: CodeType, inside: str, bodies: dict[int, tuple[str, int, int]]
-) -> Iterator[tuple[str, set[int], int, int]]:
-    """Qualified name, lines with code, first and last line of every function in a code object."""
+) -> Iterator[tuple[str, CodeType, int, int]]:
+    """Qualified name, code, first and last line of every function in a code object."""
     for inner in code.co_consts:
         if not isinstance(inner, CodeType):
             continue
         name, first, last = bodies.get(inner.co_firstlineno, ("", 0, 0))
         if inner.co_flags & _OPTIMIZED and name == inner.co_name:
-            yield f"{inside}{name}", _lines(inner), first, last
+            yield f"{inside}{name}", inner, first, last
             yield from _functions(inner, f"{inside}{name}.", bodies)
         else:
             scope = "" if inner.co_name.startswith("<") else f"{inner.co_name}."
@@ -158,6 +160,15 @@ def _lines(code: CodeType) -> set[int]:
     for inner in code.co_consts:
         if isinstance(inner, CodeType) and inner.co_name.startswith("<"):
             found |= _lines(inner)
+    return found
+
+
+def _names(code: CodeType) -> set[str]:
+    """What a function names, in its lambdas, comprehensions, classes and inner functions as well."""
+    found = {*code.co_names, *code.co_cellvars, *code.co_freevars}
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            found |= _names(inner) | {inner.co_name}
     return found
 
 
