@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tcverify.application import CodePoint, Function, source_of
+from tcverify.system.files import source_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,37 @@ class Coverage:
             for file, points in by_file.items()
         )
         return tuple(one for one in found if one.lines)
+
+    def decided(self) -> str:
+        """The condition that kept the pass from going on in every program; "" where none did.
+
+        Of the functions that nothing else called: the first condition that was always true and returned, else the first one
+        that was never true.
+        """
+        reached = [point for point in self.points if point.file in self.files]
+        went = {(point.file, point.line, point.outcome) for point in reached if point.outcome >= 0}
+        ran = {(point.file, point.line) for point in reached}
+        called = [
+            (f, one) for f in self.files for one in source_of(f).functions if any((f, n) in ran for n in one.lines)
+        ]
+        entries = [
+            (file, one)
+            for file, one in called
+            if not any(one.name.rpartition(".")[2] in other.names for _, other in called if other is not one)
+        ]
+        never = ""
+        for file, one in entries:
+            for line in sorted(one.conditions):
+                condition = source_of(file).conditions.get(line)
+                outcomes = {outcome for outcome in (0, 1) if (file, line, outcome) in went}
+                if condition is None or condition.line != line or len(outcomes) != 1:
+                    continue
+                said = f"`{condition.text}` was {'true' if 1 in outcomes else 'false'} each time"
+                if 1 in outcomes and condition.returns:
+                    return f"it returned at {source_name(file)}:{condition.body[1]}, because {said}"
+                if 0 in outcomes and not never:
+                    never = f"{said} at {source_name(file)}:{line}"
+        return never
 
     def _named(self, called: Sequence[Function]) -> frozenset[str]:
         """Names of what the functions that were called, and those that they name in the files of the pass, can call."""

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -224,3 +225,27 @@ def test_modules_can_be_named_in_place_of_those_that_define_the_pass() -> None:
     with Guarded(f"{rewriting_passes.__name__}:sound", covered=["tests.support.reached_code"]) as subject:
         assert subject.files == (FILE,)
         assert subject.apply(negations(2)).trace.reached == []
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "    if not SWITCHED_ON:\n        return\n    change(gm)\n",
+            "it returned at {file}:6, because `not SWITCHED_ON` was true each time",
+        ),
+        (
+            "    for node in gm.graph.nodes:\n        if node.op == 'get_attr':\n            change(gm)\n",
+            "`node.op == 'get_attr'` was false each time at {file}:6",
+        ),
+        ("    if SWITCHED_ON or gm:\n        gm.recompile()\n", ""),
+    ],
+)
+def test_the_condition_that_kept_a_pass_from_going_on_is_named(tmp_path: Path, body: str, said: str) -> None:
+    file = tmp_path / "switched.py"
+    file.write_text(f"SWITCHED_ON = False\n\n\ndef switched(gm):\n{body}\n\ndef change(gm):\n    gm.graph.lint()\n")
+    with Guarded(f"{file}:switched", covered=()) as subject:
+        coverage = Coverage(subject.files)
+        for number in (1, 2, 3):
+            coverage.add(subject.apply(negations(number)).trace.reached)
+    assert coverage.decided() == said.format(file="switched.py")

@@ -27,11 +27,15 @@ class Condition:
         line: where the statement begins.
         test: first and last line of the condition.
         body: first and last line of what runs when it is true.
+        text: its source.
+        returns: whether the body ends the function.
     """
 
     line: int
     test: tuple[int, int]
     body: tuple[int, int]
+    text: str = ""
+    returns: bool = False
 
     def outcome(self, line: int) -> bool | None:
         """What going on to a line says about the condition; None while it is still being evaluated."""
@@ -129,7 +133,8 @@ def _condition(node: ast.AST) -> Condition | None:
     first, last = node.body[0], node.body[-1]
     decorators = getattr(first, "decorator_list", [])  # stand above the line that a definition is filed under
     body = min(one.lineno for one in (first, *decorators)), last.end_lineno or last.lineno
-    return Condition(node.lineno, test, body) if body[0] > test[1] else None
+    returns = isinstance(last, ast.Return)
+    return Condition(node.lineno, test, body, ast.unparse(node.test), returns) if body[0] > test[1] else None
 
 
 def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
