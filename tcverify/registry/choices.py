@@ -13,6 +13,10 @@ DOMAINS: tuple[DomainName, ...] = get_args(DomainName)
 SizesName: TypeAlias = Literal["auto", "real", "small"]
 SIZES: tuple[SizesName, ...] = get_args(SizesName)
 
+#: What programs may do to a pass that no well-behaved compiler does, by the name that `--hostile` takes.
+HostileName: TypeAlias = Literal["metadata"]
+HOSTILE: tuple[HostileName, ...] = get_args(HostileName)
+
 #: What each report is, by the name that `--report` takes.
 REPORTS = {
     "html": "report.html and, for streams, trace.json beside every counterexample",
@@ -31,4 +35,15 @@ def is_one_of(text: object, words: Collection[Word]) -> TypeGuard[Word]:
     return isinstance(text, str) and text in words
 
 
-__all__ = ["CONDITIONS", "DOMAINS", "REPORTS", "SIZES", "DomainName", "SizesName", "Word", "is_one_of"]
+__all__ = [
+    "CONDITIONS",
+    "DOMAINS",
+    "HOSTILE",
+    "REPORTS",
+    "SIZES",
+    "DomainName",
+    "HostileName",
+    "SizesName",
+    "Word",
+    "is_one_of",
+]

@@ -23,8 +23,8 @@
 | dtensor | ops of all kinds on whole tensors, with placements for DTensor to divide them by |
 | mixed | most of these, with costs and stream settings; a third are structured, close to a fifth asynchronous |
 
-Every drawn program is well-typed: it runs in lockstep on every rank, and its outputs are finite. Its metadata is right, but for
-near misses and aimed programs labelled missing-metadata or stale-metadata.
+Every drawn program is well-typed: it runs in lockstep on every rank, and its outputs are finite. Its metadata is right, unless
+`with_hostile_metadata` is asked for.
 """
 
 from __future__ import annotations

@@ -84,7 +84,6 @@ class DraftStep:
 
     Attributes:
         at: where it stands: steps run in this order, those of one place in the order in which they were added.
-        record: makes what the metadata says from what is true; None as a result means that it says nothing.
         on: where set, the step stays as long as that value is needed, although nobody may read its result: it writes.
         only: ranks that run it; None means all. What such a step makes, nothing else reads.
         reads: numbers of its operands.
@@ -95,7 +94,6 @@ class DraftStep:
     kwargs: dict[str, Any]
     labels: tuple[str, ...]
     at: int
-    record: Callable[[Any], Any] | None = None
     on: DraftValue | None = None
     only: frozenset[int] | None = None
     reads: tuple[int, ...] = field(init=False)
@@ -391,9 +389,6 @@ class ProgramDraft:
             for dim in self.mesh.dims:
                 builder.group(dim.name)
             nodes = self._write(builder, [number for number, _ in steps])
-            for number, step in calls:
-                if step.record is not None:
-                    _record(nodes[number], step.record)
             return map_aggregate(result, lambda arg: nodes[arg.number] if isinstance(arg, DraftValue) else arg)
 
         return spmd_program(self.mesh, inputs, build, seed=seed, labels=list(dict.fromkeys(shown)))
@@ -463,14 +458,6 @@ class ProgramDraft:
                     step = self._makers[reader]
                     heapq.heappush(ready, (step.at if isinstance(step, DraftStep) else -1, reader))
         return found
-
-
-def _record(node: fx.Node, record: Callable[[Any], Any]) -> None:
-    said = record(node.meta["val"])
-    if said is None:
-        del node.meta["val"]
-    else:
-        node.meta["val"] = said
 
 
 # -------------------------------------------------------------------------------------------------- what may not fit

@@ -20,7 +20,9 @@ from tcverify.cases.counterexample import Counterexample, decode_counterexample,
 from tcverify.errors import InternalError, TcverifyError
 from tcverify.options import Options
 from tcverify.program import Contract, Mesh, Program
+from tcverify.registry.choices import HostileName
 from tcverify.strategies import programs_of
+from tcverify.strategies.hostile import with_hostile_metadata
 from tcverify.strategies.options import with_options
 
 
@@ -32,19 +34,24 @@ class DrawPlan:
         strategy: by the name that `--strategy` takes. None: what suits the pass, which has to be found out first.
         mesh: sizes of the dims of the one mesh of all programs; None draws meshes of `world_size` ranks.
         options: values of the pass's options that are drawn with each program; see `with_options`.
+        hostile: what well-behaved compilers do not do to a pass, and programs may do; see `HOSTILE`.
     """
 
     strategy: str | None
     world_size: int
     mesh: Mapping[str, int] | None = None
     options: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    hostile: Sequence[HostileName] = ()
 
     def programs(self) -> SearchStrategy[Program]:
         """Return what draws them."""
         if self.strategy is None:
             raise InternalError("programs are drawn before it is known by which strategy")
         mesh = Mesh.grid(self.mesh) if self.mesh is not None else None
-        return with_options(programs_of(self.strategy, mesh, self.world_size), self.options)
+        programs = programs_of(self.strategy, mesh, self.world_size)
+        if "metadata" in self.hostile:
+            programs = with_hostile_metadata(programs)
+        return with_options(programs, self.options)
 
 
 @dataclass(frozen=True, kw_only=True)

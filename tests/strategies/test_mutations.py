@@ -144,22 +144,6 @@ def test_what_is_rewritten_already_has_no_all_reduce_before_its_norm() -> None:
     assert counts == [3, 0, 0, 2, 1, 1]
 
 
-def test_missing_metadata_is_missing_and_all_else_is_there() -> None:
-    program = near_miss(("missing-metadata", 0, 0))
-    lacking = [n for n in program.graphs[0].nodes if "val" not in n.meta and n.op != "output"]
-    assert [qualified_name(n.target) for n in lacking] == ["tensor_cast::all_reduce"]
-
-
-@pytest.mark.parametrize("how", [0, 1, 2])
-def test_stale_metadata_is_wrong_for_one_value(how: int) -> None:
-    right, stale = near_miss(), near_miss(("stale-metadata", 0, how))
-    pairs = zip(right.graphs[0].nodes, stale.graphs[0].nodes, strict=True)
-    (wrong,) = [(a, b) for a, b in pairs if a.op == "call_function" and a.meta["val"] != b.meta["val"]]
-    said, found = (node.meta["val"] for node in wrong)
-    assert (said.dtype == found.dtype, said.shape == found.shape) == ((False, True) if how == 0 else (True, False))
-    assert how == 0 or (found.numel > said.numel) == (how == 1)
-
-
 @pytest.mark.parametrize("how", range(8))
 def test_a_write_stays_whether_or_not_its_result_is_read(how: int) -> None:
     assert len(calls(near_miss(("in-place", 0, how)), "aten::add_.Tensor")) == 1

@@ -7,7 +7,6 @@ call whose shapes do not fit, where the program has nothing to change; then the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -296,34 +295,6 @@ def other_group(w: TransformerWriter, where: int, how: int) -> None:
     w.draft.change(value, args=(*step.args[:-1], found))
 
 
-# -------------------------------------------------------------------------------------------------------------- metadata
-
-
-def missing_metadata(w: TransformerWriter, where: int, how: int) -> None:
-    """Nothing is recorded of some values."""
-    values = activations(w)
-    for value in values if how % 4 == 3 else [pick(values, where)]:
-        w.draft.change(value, record=lambda said: None)
-
-
-def stale_metadata(w: TransformerWriter, where: int, how: int) -> None:
-    """What is recorded of a value is wrong."""
-    value = pick(activations(w), where)
-    shape = spec_of(w, value).shape
-    axis = token_axis(shape)
-    size = w.roles.size(w.roles.main)
-
-    def other_dtype(said: Any) -> Any:
-        return replace(said, dtype=torch.bfloat16 if said.dtype is torch.float32 else torch.float32)
-
-    def sized(tokens: int) -> Callable[[Any], Any]:
-        wrong = (*shape[:axis], tokens, *shape[axis + 1 :])
-        return lambda said: replace(TensorSpec.contiguous(wrong, said.dtype), alias=said.alias)
-
-    forms = [other_dtype, sized(shape[axis] * size), sized(max(1, shape[axis] // size))]
-    w.draft.change(value, record=pick(forms, how))
-
-
 # ------------------------------------------------------------------------------------------------------ other programs
 
 
@@ -428,6 +399,4 @@ MUTATIONS: dict[str, Mutation] = {
     "rewritten": already_rewritten,
     "uneven-rows": uneven_rows,
     "in-place": in_place,
-    "missing-metadata": missing_metadata,
-    "stale-metadata": stale_metadata,
 }
