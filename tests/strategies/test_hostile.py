@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tcverify import Contract, verify
+from tcverify.campaign.drawing import draw
 from tcverify.execution import Lockstep
 from tcverify.passes import Identity
 from tcverify.program import Program
