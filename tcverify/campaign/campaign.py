@@ -11,6 +11,7 @@ from tcverify.campaign.corpus import is_kernel, reasons_of_kernel
 from tcverify.campaign.drawing import draw
 from tcverify.campaign.events import CampaignFinished, Crashed, Stop, Subscriber
 from tcverify.campaign.findings import FailedProgram, Findings
+from tcverify.campaign.hygiene import HygieneFindings
 from tcverify.campaign.in_flight import keep_crashed
 from tcverify.campaign.interrupts import Interrupts
 from tcverify.campaign.ledger import goes_wrong
@@ -62,6 +63,7 @@ class Campaign:
         self._interrupts = Interrupts()
         self._verifier = ProgramVerifier(subject, plan, confirm, self.record.contract, self._interrupts)
         self._findings = Findings(subject, plan, confirm, self.record, self._verifier, self._interrupts)
+        self._hygiene = HygieneFindings(subject, plan, self.record, self._verifier)
         self._pipeline = Pipeline(self._verifier.advance, self._verifier.note)
         self._search = plan.search
         self._tried = 0  # of the plan's first cases
@@ -92,7 +94,10 @@ class Campaign:
     def _until_interrupted(self) -> Stop:
         """Run the rounds, and keep what they have found however they end."""
         try:
-            return self._rounds()
+            stop = self._rounds()
+            if stop != "first finding" and self.plan.hygiene:
+                self._hygiene.keep()
+            return stop
         except KeyboardInterrupt:
             self._interrupts.hold()
             unwritten = self._findings.keep_all(self._pipeline.under_way)
@@ -197,6 +202,7 @@ class Campaign:
             if self._search is not None:
                 self._search.note(flight.program, verdict.pair, refuted=goes_wrong(verdict))
             self._findings.take(flight, verdict)
+            self._hygiene.note(flight.program, flight.deep, verdict)
 
     def _take_kernels(self) -> None:
         """Begin the search with what earlier campaigns have learnt."""

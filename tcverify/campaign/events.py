@@ -29,7 +29,7 @@ class Statistics:
         ran: programs that ran by executor.
         passed, refuted, inconclusive: verdicts.
         known: refuted by nothing but known findings; these do not count as refuted.
-        findings: programs by kind of finding, without known ones.
+        findings: programs by kind of finding, without known ones; `hygiene`, by kind of hygiene finding.
         doubts: inconclusive programs by reason.
         notes: programs by what their verdicts say beside, e.g. that the exact domain stepped aside.
         labels: programs by what they contain.
@@ -48,6 +48,7 @@ class Statistics:
     fired: Counter[str] = field(default_factory=Counter)
     ran: Counter[str] = field(default_factory=Counter)
     findings: Counter[str] = field(default_factory=Counter)
+    hygiene: Counter[str] = field(default_factory=Counter)
     doubts: Counter[str] = field(default_factory=Counter)
     doubt_details: dict[str, str] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
@@ -80,6 +81,7 @@ class Statistics:
         self.fired.update(pattern for pattern, times in verdict.pair.rewrites.items() if times)
         self.ran.update(verdict.executors)
         self.labels.update(program.labels)
+        self.hygiene.update({finding.kind for finding in verdict.hygiene})
         self.seconds.update(verdict.seconds)
         self.notes.update({note.reason for note in verdict.notes})
         for note in verdict.notes:
@@ -99,8 +101,8 @@ class Statistics:
         self.findings += Counter()  # drops what has come to nothing
 
 
-#: What a campaign came to.
-CampaignVerdict: TypeAlias = Literal["passed", "refuted", "nothing tested"]
+#: The verdict on a pass on one mesh.
+CampaignVerdict: TypeAlias = Literal["passed", "refuted", "inconclusive", "nothing tested"]
 
 #: Why a campaign ended.
 Stop: TypeAlias = Literal["examples", "time", "exhausted", "searched", "first finding", "interrupted"]
@@ -183,10 +185,11 @@ class CampaignFinished:
     """The end of one campaign: a pass on one mesh.
 
     Attributes:
-        why: for a campaign that tested nothing, the reason.
+        why: for a campaign that is inconclusive or tested nothing, the reason.
         known: findings of the baseline that were seen, and how many programs showed each.
         reached: what this campaign and those before it have reached of the pass's code, where that is recorded.
         searched: what the search came to, where there was one.
+        hygiene: cases of hygiene findings, which do not refute the pass.
     """
 
     facts: PassFacts
@@ -200,6 +203,7 @@ class CampaignFinished:
     known: tuple[tuple[KnownFinding, int], ...] = ()
     reached: tuple[FileReach, ...] = ()
     searched: SearchSummary | None = None
+    hygiene: tuple[Counterexample, ...] = ()
 
 
 Event: TypeAlias = RunStarted | CampaignStarted | Progress | FindingFound | Crashed | CampaignFinished | RunFinished

@@ -35,12 +35,24 @@ class ProgramVerifier:
         self._interrupts = interrupts
         self._checks = chosen_checks(plan.checks)
 
-    def verify(self, program: Program, *, deep: bool, confirm: bool = True, brief: bool = False) -> Verdict:
-        """Verify one program, with the executor that confirms unless it is to be left out."""
+    def verify(
+        self,
+        program: Program,
+        *,
+        deep: bool,
+        confirm: bool = True,
+        brief: bool = False,
+        contract: Contract | None = None,
+    ) -> Verdict:
+        """Verify one program, with the executor that confirms unless it is to be left out.
+
+        Args:
+            contract: other promises than those of the plan.
+        """
         self.in_flight.note(program, deep)
         with self._interrupts.open():
             verdict = verify(
-                self._subject, program, contract=self._contract, confirm=self._confirm if confirm else None,
+                self._subject, program, contract=contract or self._contract, confirm=self._confirm if confirm else None,
                 checks=self._plan.checks, domain=self._plan.domain, deep=deep, brief=brief,
             )  # fmt: skip
         self.cover(verdict)

@@ -44,6 +44,7 @@ class CampaignRecord:
         self.contract = plan.contract or subject.contract
         self.statistics = Statistics()
         self.counterexamples: list[Counterexample] = []
+        self.hygiene: list[Counterexample] = []
         self.seen: Counter[KnownFinding] = Counter()
         self.failures = Failures(plan.state_dir, subject.facts, plan.mesh)
         self._facts = subject.facts
@@ -85,7 +86,7 @@ class CampaignRecord:
 
     def find(self, case: Counterexample) -> None:
         """Take in a counterexample, and tell it."""
-        self.counterexamples.append(case)
+        (self.counterexamples if case.finding.severity == "error" else self.hygiene).append(case)
         self.tell(FindingFound(case))
 
     def remember(self, program: Program, reasons: Iterable[str], kind: str = "", *, deep: bool = False) -> None:
@@ -98,11 +99,12 @@ class CampaignRecord:
         """Judge the campaign, and tell that it has ended."""
         plan = self._plan
         self._take_time()
-        verdict, why = judge_campaign(self.statistics, len(self.counterexamples), self.contract)
+        decided = plan.coverage.decided() if plan.coverage is not None else ""
+        verdict, why = judge_campaign(self.statistics, len(self.counterexamples), self.contract, decided)
         known = tuple(sorted(((e, n) for e, n in self.seen.items() if n), key=lambda one: one[0].key))
         finished = CampaignFinished(
             self._facts, plan.mesh, self.statistics, tuple(self.counterexamples), verdict, why, stop, plan.seed, known,
-            plan.coverage.report() if plan.coverage is not None else (), searched,
+            plan.coverage.report() if plan.coverage is not None else (), searched, tuple(self.hygiene),
         )  # fmt: skip
         self.tell(finished)
         return finished

@@ -86,7 +86,7 @@ class _Group(click.Group):
 def main(context: click.Context, debug: bool) -> None:
     """Verify compiler passes that rewrite graphs with collectives.
 
-    Exit codes: 0 passed, 1 refuted or nothing tested, 2 unusable input, 3 internal error, 130 interrupted.
+    Exit codes: 0 passed, 1 refuted, inconclusive or nothing tested, 2 unusable input, 3 internal error, 130 interrupted.
     """
     if context.invoked_subcommand in _CONFIGURED:
         known = {name: _options(COMMANDS[name]) for name in _CONFIGURED}

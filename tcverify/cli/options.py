@@ -140,12 +140,19 @@ report_dir = click.option(
 )  # fmt: skip
 
 
+strict = click.option(
+    "--strict", is_flag=True, help="Hygiene findings, such as wrong metadata, refute a pass: --contract strict=true."
+)
+
+
 def fail_on(default: str | None) -> Callable[[F], F]:
-    """What else fails a run."""
+    """What fails a run."""
+    said = ", ".join(f"{name} ({what})" for name, what in CONDITIONS.items())
     return click.option(
-        "--fail-on", default=default, show_default=True,
-        callback=read_by(lambda text: arguments.parse_names(text, CONDITIONS, "condition"), absent=()),
-        help="Also fail on: inconclusive, vacuity.",
+        "--fail-on", default=default,
+        show_default=default or "any verdict but passed",
+        callback=read_by(lambda text: arguments.parse_names(text, tuple(CONDITIONS), "condition"), absent=()),
+        help=f"What fails the run, of {said}.",
     )  # fmt: skip
 
 
@@ -168,5 +175,6 @@ __all__ = [
     "read_by",
     "report",
     "report_dir",
+    "strict",
     "verification",
 ]

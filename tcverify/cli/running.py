@@ -29,6 +29,7 @@ from tcverify.campaign import (
     Subscriber,
     recover_in_flight,
 )
+from tcverify.campaign.campaign_verdict import tolerated
 from tcverify.campaign.events import Stop
 from tcverify.campaign.search import ProgramSearch, search_of
 from tcverify.cases.baseline import add_to_baseline, pass_reference
@@ -122,7 +123,8 @@ def run_campaigns(settings: Settings, jobs: Sequence[MeshJob], console: Console)
         if crew is None and (settings.max_examples is None or settings.max_examples >= DEEP_EVERY):
             start_ahead()  # now that the first workers have what they need, on machines of few cores
         coverages = [Coverage(subject.files) if settings.covered is not None else None for subject in subjects]
-        contracts = [subject.contract.with_options(settings.contract) for subject in subjects]
+        promises = {**settings.contract, **({"strict": "true"} if settings.strict else {})}
+        contracts = [subject.contract.with_options(promises) for subject in subjects]
         try:
             jobs, tried = _suited(jobs, settings, tell)
             searches = [_search(subject, settings, jobs[0], number) for number, subject in enumerate(subjects)]
@@ -145,6 +147,7 @@ def run_campaigns(settings: Settings, jobs: Sequence[MeshJob], console: Console)
                             collect=accepting or not settings.fail_fast,
                             blame=_blamer(settings, promised) if settings.bisect else None,
                             coverage=coverage,
+                            hygiene=crew is None,
                             first=first,
                             corpus=corpus,
                             strategy=job.drawings[number].strategy if job.drawings else None,
@@ -275,10 +278,15 @@ _LAST: tuple[Stop, ...] = ("interrupted", "first finding")
 
 
 def _exit_code(finished: Sequence[CampaignFinished], failing: Sequence[str], *, accepting: bool) -> int:
-    """The exit code of a run; findings that go to a baseline (`accepting`) do not fail it."""
+    """The exit code of a run; findings that go to a baseline (`accepting`) do not fail it.
+
+    Args:
+        failing: conditions of `--fail-on`.
+    """
+    fine = tolerated(failing)
     for event in finished:
         accepted = accepting and event.verdict == "refuted" and event.statistics.passed
-        if event.verdict != "passed" and not accepted:
+        if event.verdict not in fine and not accepted:
             return FAILED
     if "inconclusive" in failing and any(event.statistics.inconclusive for event in finished):
         return FAILED

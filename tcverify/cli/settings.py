@@ -22,12 +22,14 @@ class Settings(Options):
         covered: for each pass the modules whose code counts when it is recorded what it reaches, none for those that define it.
             None: that is not recorded.
         search: whether programs are made of what the pass did with earlier ones.
+        strict: whether hygiene findings refute a pass.
         kernels: whether the smallest programs are shown that make the pass do what it does.
     """
 
     targets: Sequence[str]
     pass_option: dict[str, str] = field(default_factory=dict)
     contract: dict[str, str] = field(default_factory=dict)
+    strict: bool = False
     confirm: str = "gloo"
     pass_timeout: float = 20.0
     report_dir: Path = Path("reports")

@@ -17,7 +17,7 @@ import pytest
 
 from tcverify.errors import TcverifyError
 from tcverify.pytest_plugin.decorator import ATTRIBUTE, verifies
-from tcverify.pytest_plugin.failures import Failure, NothingTested, NotVerified, Refuted
+from tcverify.pytest_plugin.failures import Failure, Inconclusive, NothingTested, NotVerified, Refuted
 from tcverify.pytest_plugin.options import (
     FRESH_PATH,
     FRESH_PATH_KEY,
@@ -212,4 +212,4 @@ def _kept(config: pytest.Config) -> Iterator[tuple[str, tuple[int, int]]]:
             yield str(path), (found.st_ino, found.st_mtime_ns)
 
 
-__all__ = ["Failure", "NotVerified", "NothingTested", "Refuted", "verifies"]
+__all__ = ["Failure", "Inconclusive", "NotVerified", "NothingTested", "Refuted", "verifies"]

@@ -12,6 +12,10 @@ class NothingTested(Failure):
     """No program passed, or the pass changed none."""
 
 
+class Inconclusive(Failure):
+    """Too many programs are inconclusive."""
+
+
 class NotVerified(Failure):
     """The campaign could not run: the pass cannot be loaded, the process group does not start."""
 
@@ -21,4 +25,4 @@ def __getattr__(name: str) -> Any:
     return getattr(refuted, name)
 
 
-__all__ = ["Failure", "NotVerified", "NothingTested", "Refuted", "refuted_by"]
+__all__ = ["Failure", "Inconclusive", "NotVerified", "NothingTested", "Refuted", "refuted_by"]

@@ -27,7 +27,7 @@ class ItemOutcome:
 
     @property
     def status(self) -> str:
-        """ "passed", "refuted" or "nothing tested"; the test function sees nothing but "passed"."""
+        """ "passed", "refuted", "inconclusive" or "nothing tested"; the test function sees nothing but "passed"."""
         return self.finished.verdict
 
     @property

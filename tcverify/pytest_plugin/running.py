@@ -24,7 +24,7 @@ from tcverify.cli.arguments import require_writable
 from tcverify.errors import InternalError, TcverifyError
 from tcverify.program import Contract
 from tcverify.pytest_plugin.cases import PytestCase
-from tcverify.pytest_plugin.failures import NothingTested, NotVerified, refuted_by
+from tcverify.pytest_plugin.failures import Inconclusive, NothingTested, NotVerified, refuted_by
 from tcverify.pytest_plugin.options import Options
 from tcverify.pytest_plugin.outcome import ItemOutcome
 from tcverify.pytest_plugin.session import Session
@@ -96,7 +96,7 @@ def run_case(case: PytestCase, nodeid: str, options: Options, session: Session) 
 
 
 def require_passed(case: PytestCase, outcome: ItemOutcome, item: SummaryItem, options: Options) -> None:
-    """Raise Refuted, or NothingTested, unless the campaign passed."""
+    """Raise Refuted, Inconclusive or NothingTested unless the campaign passed."""
     if outcome.status == "refuted":
         _refute(outcome, item, options)
     if not outcome.passed:
@@ -108,8 +108,9 @@ def require_passed(case: PytestCase, outcome: ItemOutcome, item: SummaryItem, op
             f"inconclusive, {reason}: {plural(number, 'program')} ({sanitize(outcome.statistics.doubt_details[reason])})"
             for reason, number in outcome.statistics.doubts.most_common()
         ]
-        headline = f"nothing tested: {sanitize(why)}"
-        raise NothingTested(headline, "\n".join([f"{name} on {outcome.world}: {headline}", *doubts, item.line()]))
+        headline = f"{outcome.status}: {sanitize(why)}"
+        failure = Inconclusive if outcome.status == "inconclusive" else NothingTested
+        raise failure(headline, "\n".join([f"{name} on {outcome.world}: {headline}", *doubts, item.line()]))
 
 
 def _refute(outcome: ItemOutcome, item: SummaryItem, options: Options) -> NoReturn:

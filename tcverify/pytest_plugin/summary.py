@@ -31,7 +31,7 @@ class SummaryItem:
     """What the campaign of one item came to.
 
     Attributes:
-        verdict: "passed", "refuted" or "nothing tested".
+        verdict: "passed", "refuted", "inconclusive" or "nothing tested".
         changed: programs that the pass changed.
         fired: programs in which the pass reports each of its patterns.
         doubts: inconclusive programs by reason.

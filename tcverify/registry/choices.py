@@ -24,8 +24,12 @@ REPORTS = {
     "ndjson": "events.ndjson, what happens as it happens",
 }
 
-#: What else can fail a run, by the name that `--fail-on` takes.
-CONDITIONS = ("inconclusive", "vacuity")
+#: What fails a run, by the name that `--fail-on` takes.
+CONDITIONS = {
+    "refuted": "findings",
+    "vacuity": "a pass that nothing tested",
+    "inconclusive": "a single inconclusive program",
+}
 
 Word = TypeVar("Word", bound=str)
 

@@ -21,6 +21,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from tcverify.campaign import CampaignFinished, CampaignStarted, Crashed, Event, FindingFound, Progress, RunFinished
+from tcverify.campaign.campaign_verdict import tolerated
 from tcverify.cases.baseline import pass_reference
 from tcverify.cases.counterexample import FILE_NAME, Counterexample
 from tcverify.report.coverage import reach_line, unreached_lines
@@ -54,7 +55,7 @@ class JunitReport:
 
     Args:
         tell: is told in one line, once, that the file cannot be written: the run goes on, and so do attempts to write.
-        failing: conditions that fail a run beside findings: "inconclusive".
+        failing: conditions of `--fail-on`.
         accepting: whether findings do not fail the run, as they are being written to a baseline.
     """
 
@@ -82,7 +83,8 @@ class JunitReport:
             self._suites[-1].elapsed = event.statistics.elapsed
             return
         elif isinstance(event, FindingFound) and self._suites:
-            self._suites[-1].cases.append(event.counterexample)
+            if event.counterexample.finding.severity == "error":
+                self._suites[-1].cases.append(event.counterexample)
         elif isinstance(event, Crashed) and self._suites:
             self._suites[-1].problem = f"tcverify failed on a program, which is kept as {event.path}"
         elif isinstance(event, CampaignFinished) and self._suites:
@@ -150,7 +152,7 @@ class JunitReport:
             _problem(
                 whole, "error", "interrupted", f"interrupted after {plural(finished.statistics.programs, 'program')}"
             )
-        elif finished.verdict != "passed":
+        elif finished.verdict not in tolerated(self.failing):
             _problem(whole, "failure", finished.verdict.replace(" ", "-"), finished.why or finished.verdict)
         elif finished.statistics.inconclusive and "inconclusive" in self.failing:
             told = f"{plural(finished.statistics.inconclusive, 'program')} inconclusive"
@@ -188,6 +190,8 @@ class JunitReport:
             lines.append(
                 f"inconclusive, {reason}: {plural(number, 'program')} ({sanitize(counts.doubt_details[reason])})"
             )
+        for kind, number in counts.hygiene.most_common():
+            lines.append(f"hygiene, {kind}: {plural(number, 'program')}")
         for reason, number in counts.notes.most_common():
             lines.append(f"{reason}: {plural(number, 'program')} ({sanitize(counts.note_details[reason])})")
         return "\n".join(lines)

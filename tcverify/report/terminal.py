@@ -28,6 +28,7 @@ _ELSEWHERE = "programs of your own: --strategy file.py:name, or graphs: tcverify
 _VERDICT_STYLES: dict[CampaignVerdict, str] = {
     "passed": "bold green",
     "refuted": "bold red",
+    "inconclusive": "bold yellow",
     "nothing tested": "bold yellow",
 }
 _STOPS: dict[Stop, str] = {
@@ -72,7 +73,8 @@ class TerminalReport:
         elif isinstance(event, Progress):
             self._progress(event)
         elif isinstance(event, FindingFound):
-            self._found(event.counterexample)
+            if event.counterexample.finding.severity == "error":  # the others are listed at the end
+                self._found(event.counterexample)
         elif isinstance(event, Crashed):
             self.close()
             say(self.console, f"  tcverify failed on a program, which is kept as {event.path}", "yellow")
@@ -184,6 +186,17 @@ class TerminalReport:
             ids = cases.get(kind, [])
             which = f", case{'s' if len(ids) > 1 else ''} {', '.join(ids)}" if ids else ""
             say(self.console, f"  {kind}: {plural(number, 'program')}{which}", "red")
+        self._hygiene(event)
+
+    def _hygiene(self, event: CampaignFinished) -> None:
+        """List the hygiene findings, of each kind the smallest program."""
+        cases = {case.finding.kind: case for case in event.hygiene}
+        for kind, number in event.statistics.hygiene.most_common():
+            say(self.console, f"  hygiene, {kind}: {plural(number, 'program')}; --strict makes it an error", "yellow")
+            if (case := cases.get(kind)) is not None:
+                say(self.console, f"    {sanitize(case.finding.title)}, case {case.id}", "yellow")
+                for line in make_block(case, None).made_by and [f"made by {make_block(case, None).made_by}"]:
+                    say(self.console, f"    {line}", "yellow")
 
     def summary(self) -> None:
         """Print the table of all campaigns, when there are several, and where their time went."""

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 @click.option("--draws", type=click.IntRange(1), default=2, show_default=True, help="How often values are drawn.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the values.")
 @options.verification(pass_timeout=120.0, shrink_time=120.0)
+@options.strict
 @options.extension
 @options.op_law
 @options.report_dir

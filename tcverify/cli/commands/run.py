@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tcverify.cli import arguments, options
 from tcverify.cli.importing import begin_server, importing
 from tcverify.cli.settings import Settings, new_seed
 from tcverify.ray import LOCAL
+from tcverify.registry.choices import HOSTILE, HostileName
 from tcverify.registry.passes import DEFAULT
 from tcverify.registry.strategies import STRATEGIES
 
@@ -26,6 +28,9 @@ from tcverify.registry.strategies import STRATEGIES
     shell_complete=options.completing(lambda: STRATEGIES),
     help=f"What programs are drawn, from one or several of {', '.join(STRATEGIES)}.",
 )
+@click.option("--hostile", default=None, shell_complete=options.completing(lambda: HOSTILE),
+              callback=options.read_by(lambda text: arguments.parse_names(text, HOSTILE, "name"), absent=()),
+              help="Also draw programs that no well-behaved compiler hands to a pass: metadata (missing or wrong).")  # fmt: skip
 @options.confirm
 @options.domain
 @click.option("--max-examples", type=click.IntRange(1), default=None, help="Programs per pass and mesh. [default: 200]")
@@ -33,6 +38,7 @@ from tcverify.registry.strategies import STRATEGIES
               help="Time per pass and mesh, e.g. 90s, 30m, 8h.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=new_seed, help="Seed of the drawing. [default: a new one]")
 @options.verification(pass_timeout=20.0, shrink_time=30.0)
+@options.strict
 @click.option("--workers", type=click.IntRange(1, 1024), default=None,
               help="Processes that share the programs. [default: 1; with --ray, as many as there are CPUs]")  # fmt: skip
 @click.option("--ray", is_flag=False, flag_value=LOCAL, default=None, metavar="[ADDRESS]",
@@ -61,6 +67,7 @@ def run(
     world_size: str | None,
     mesh: str | None,
     strategy: str | None,
+    hostile: Sequence[HostileName],
     max_examples: int | None,
     coverage: bool,
     **given: Any,
@@ -91,6 +98,6 @@ def run(
     prepare_directories(settings, console)
     jobs = []
     for name, sizes, size in meshes:
-        drawings = [DrawPlan(one, size, sizes, values) for one, values in zip(strategies, drawn, strict=True)]
+        drawings = [DrawPlan(one, size, sizes, values, hostile) for one, values in zip(strategies, drawn, strict=True)]
         jobs.append(MeshJob(name, size, drawings=drawings))
     raise SystemExit(run_campaigns(settings, jobs, console))

@@ -1,0 +1,77 @@
+"""Hygiene findings of a campaign: one small program per kind, made when the programs are done."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from tcverify.application import Subject
+from tcverify.campaign.events import Progress
+from tcverify.campaign.plan import CampaignPlan
+from tcverify.campaign.program_verifier import ProgramVerifier
+from tcverify.campaign.record import CampaignRecord
+from tcverify.campaign.shrinking import Target
+from tcverify.cases.counterexample import make_counterexample, write_counterexample
+from tcverify.program import Program
+from tcverify.shrink import reduce, suspects_of
+from tcverify.verification.verifier import Verdict
+
+#: Seconds after which no new trial of shrinking a hygiene finding begins.
+SHRINK_TIME = 5.0
+
+
+class HygieneFindings:
+    """Notes the smallest program of each kind of hygiene finding. Its case promises strictness, so that a replay refutes it."""
+
+    def __init__(self, subject: Subject, plan: CampaignPlan, record: CampaignRecord, verifier: ProgramVerifier) -> None:
+        self._subject = subject
+        self._plan = plan
+        self._record = record
+        self._verifier = verifier
+        self._strict = replace(record.contract, strict=True)
+        self._smallest: dict[str, tuple[Program, bool]] = {}
+
+    def note(self, program: Program, deep: bool, verdict: Verdict) -> None:
+        """Take note of what a program shows."""
+        for finding in verdict.hygiene:
+            known = self._smallest.get(finding.kind)
+            if known is None or program.size < known[0].size:
+                self._smallest[finding.kind] = program, deep
+
+    def keep(self) -> None:
+        """Shrink the program of each kind and keep it as a case.
+
+        Raises:
+            UsageError: a case cannot be written.
+        """
+        for kind, (program, deep) in self._smallest.items():
+            verdict = self._verify(program, deep)
+            if not any(finding.kind == kind for finding in verdict.findings):
+                continue  # the pass does not repeat it
+            target = Target(kind, deep, program.size, verdict)
+            self._shrink(target)
+            case = make_counterexample(
+                target.best, kind, self._subject.facts, self._strict, size_drawn=target.size_drawn,
+                shrink_cut=target.cut, deep=deep, pass_timeout=self._subject.timeout, real_shapes=target.real_shapes,
+            )  # fmt: skip
+            case = replace(case, finding=replace(case.finding, severity="hygiene"))
+            write_counterexample(case, self._plan.report_dir)
+            self._record.find(case)
+
+    def _verify(self, program: Program, deep: bool) -> Verdict:
+        return self._verifier.verify(program, deep=deep, confirm=False, contract=self._strict, brief=True)
+
+    def _shrink(self, target: Target) -> None:
+        def shows(program: Program) -> bool:
+            statistics = self._record.statistics
+            statistics.shrinking += 1
+            self._record.tell(Progress(statistics, f"shrinking {target.kind}"))
+            return target.record(self._verify(program, target.deep))
+
+        start = time.monotonic()
+        end = start + min(SHRINK_TIME, self._plan.shrink_time)
+        target.cut = reduce(target.best.pair.original, shows, end, suspects_of(target.best, target.kind)).cut
+        self._record.statistics.seconds.update({"shrinking": time.monotonic() - start})
+
+
+__all__ = ["HygieneFindings"]
