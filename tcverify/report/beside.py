@@ -46,7 +46,7 @@ class FileReport(ABC):
         except Exception as error:  # noqa: BLE001 - a file that cannot be made must not end the run that found something
             self.tell(f"{path} is not written: {one_line(error)}")
         else:
-            if self.announcement:
+            if self.announcement and event.counterexample.finding.severity == "error":
                 self.tell(self.announcement.format(path))
 
 

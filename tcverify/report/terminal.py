@@ -195,8 +195,8 @@ class TerminalReport:
             say(self.console, f"  hygiene, {kind}: {plural(number, 'program')}; --strict makes it an error", "yellow")
             if (case := cases.get(kind)) is not None:
                 say(self.console, f"    {sanitize(case.finding.title)}, case {case.id}", "yellow")
-                for line in make_block(case, None).made_by and [f"made by {make_block(case, None).made_by}"]:
-                    say(self.console, f"    {line}", "yellow")
+                if made_by := make_block(case, None).made_by:
+                    say(self.console, f"    made by {made_by}", "yellow")
 
     def summary(self) -> None:
         """Print the table of all campaigns, when there are several, and where their time went."""
