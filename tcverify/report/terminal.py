@@ -44,7 +44,10 @@ _STOPS: dict[Stop, str] = {
 MAX_REACHED = 3
 
 #: Lines on what was never reached of one pass.
-MAX_UNREACHED = 10
+MAX_UNREACHED = 5
+
+#: Seconds from which on a run says where its time went.
+TIMED = 60.0
 
 #: Columns of the line above a counterexample, where the output is not broken into lines of a width.
 _RULE = 80
@@ -147,14 +150,6 @@ class TerminalReport:
         counts = event.statistics
         verdicts = f"{counts.passed} passed, {counts.refuted} refuted, {counts.inconclusive} inconclusive"
         verdicts += f", {counts.known} known" if counts.known else ""
-        ran = ", ".join(f"{n} in {name}" if name == "lockstep" else f"{n} on {name}" for name, n in counts.ran.items())
-        lines = [f"ran {ran or 'nowhere'}; {counts.changed} changed by the pass"]
-        lines += [
-            f"{sanitize(name)}: {plural(n, 'rewrite')} in {plural(counts.fired[name], 'program')}"
-            for name, n in sorted(counts.rewrites.items())
-        ]
-        rate = round(counts.programs / counts.elapsed) if counts.elapsed else 0
-        lines.append(f"{counts.elapsed:.1f} s, {plural(rate, 'program')}/s; {_STOPS[event.stop]}")
         if event.counterexamples:
             say(self.console)
         style = _VERDICT_STYLES[event.verdict]
@@ -163,30 +158,47 @@ class TerminalReport:
             say(self.console, f"  {sanitize(event.why)}", style)
         if event.verdict == "nothing tested" and counts.passed:
             say(self.console, f"  {_ELSEWHERE}", style)
-        for line in lines:
-            say(self.console, f"  {line}")
-        for reason, number in counts.doubts.most_common():
-            detail = sanitize(counts.doubt_details[reason])
-            say(self.console, f"  inconclusive, {reason}: {plural(number, 'program')} ({detail})", "yellow")
-        for reason, number in counts.notes.most_common():
-            detail = sanitize(counts.note_details[reason])
-            say(self.console, f"  {reason}: {plural(number, 'program')} ({detail})")
-        for entry, number in event.known:
-            say(self.console, f"  {known_line(entry, number)}", "yellow")
+        self._causes(event)
+        self._hygiene(event)
+        self._numbers(event)
+
+    def _causes(self, event: CampaignFinished) -> None:
+        """What refuted programs, and what left them undecided."""
+        counts = event.statistics
         cases: dict[str, list[str]] = {}
         for case in event.counterexamples:
             cases.setdefault(case.finding.kind, []).append(case.id)
-        if event.searched is not None and event.searched.kernels:
-            say(self.console, f"  {searched_line(event.searched)}")
-            for line in suspect_lines(event.searched):
-                say(self.console, f"  {line}", "red")
-            for shown in kernel_lines(event.searched) if self._kernels else ():
-                say(self.console, f"  {shown.text}", _MARK_STYLES[shown.mark])
         for kind, number in counts.findings.most_common():
             ids = cases.get(kind, [])
             which = f", case{'s' if len(ids) > 1 else ''} {', '.join(ids)}" if ids else ""
             say(self.console, f"  {kind}: {plural(number, 'program')}{which}", "red")
-        self._hygiene(event)
+        for line in suspect_lines(event.searched) if event.searched is not None else ():
+            say(self.console, f"  {line}", "red")
+        for entry, number in event.known:
+            say(self.console, f"  {known_line(entry, number)}", "yellow")
+        for reason, number in counts.doubts.most_common():
+            detail = sanitize(counts.doubt_details[reason])
+            say(self.console, f"  inconclusive, {reason}: {plural(number, 'program')} ({detail})", "yellow")
+
+    def _numbers(self, event: CampaignFinished) -> None:
+        """What was run: it says how much the verdict is worth."""
+        counts = event.statistics
+        ran = ", ".join(f"{n} in {name}" if name == "lockstep" else f"{n} on {name}" for name, n in counts.ran.items())
+        say(self.console, f"  ran {ran or 'nowhere'}; {counts.changed} changed by the pass")
+        for name, number in sorted(counts.rewrites.items()):
+            say(
+                self.console,
+                f"  {sanitize(name)}: {plural(number, 'rewrite')} in {plural(counts.fired[name], 'program')}",
+            )
+        rate = round(counts.programs / counts.elapsed) if counts.elapsed else 0
+        say(self.console, f"  {counts.elapsed:.1f} s, {plural(rate, 'program')}/s; {_STOPS[event.stop]}")
+        for reason, number in counts.notes.most_common():
+            detail = sanitize(counts.note_details[reason])
+            say(self.console, f"  {reason}: {plural(number, 'program')} ({detail})")
+        if event.searched is not None and event.searched.kernels:
+            say(self.console, f"  {searched_line(event.searched)}")
+            for shown in kernel_lines(event.searched) if self._kernels else ():
+                say(self.console, f"  {shown.text}", _MARK_STYLES[shown.mark])
 
     def _hygiene(self, event: CampaignFinished) -> None:
         """List the hygiene findings, of each kind the smallest program."""
@@ -203,7 +215,7 @@ class TerminalReport:
         self.close()
         if len(self.finished) > 1:
             rows: list[tuple[str, ...]] = [
-                ("pass", "mesh", "programs", "group", "changed", "refuted", "unsure", "verdict")
+                ("pass", "mesh", "programs", "confirmed", "changed", "refuted", "inconclusive", "verdict")
             ]
             rows += [_row(event) for event in self.finished]
             header, *lines = columns(rows, right=range(2, 7))
@@ -216,7 +228,7 @@ class TerminalReport:
         for event in self.finished:
             total.update(event.statistics.seconds)
         elapsed = sum(event.statistics.elapsed for event in self.finished)
-        if elapsed:
+        if elapsed >= TIMED:
             parts = [f"{name} {_share(seconds, elapsed)}" for name, seconds in total.most_common()]
             rest = _share(elapsed - sum(total.values()), elapsed)
             say(self.console, f"time: {', '.join(parts)}, the rest {rest}")
@@ -225,24 +237,22 @@ class TerminalReport:
         """Print what was never reached of the passes' code, unless they are many."""
         latest = {repr(event.facts): event for event in self.finished if event.reached}  # a later campaign knows more
         for event in latest.values() if len(latest) <= MAX_REACHED else ():
-            say(self.console, reach_line(event.reached))
+            if event.stop == "first finding":  # little was run, and the finding is the answer
+                continue
             run = [one.statistics for one in self.finished if one.facts == event.facts]
-            if (
+            some = (
                 not hasattr(sys, "monitoring")
                 and event.searched is None
                 and sum(one.programs + one.shrinking for one in run) > 2
-            ):
-                say(
-                    self.console,
-                    "  as seen in programs 1, 2, 4, 8, … and those that promise something new, which are traced",
-                )
+            )
+            say(self.console, reach_line(event.reached) + (", by the programs that were traced" if some else ""))
             never = unreached_lines(event.reached)
             for line in never[:MAX_UNREACHED]:
                 say(self.console, f"  never reached: {line}")
             if len(never) > MAX_UNREACHED:
                 say(
                     self.console,
-                    f"  never reached: {len(never) - MAX_UNREACHED} lines more, with --report ndjson or junit",
+                    f"  never reached: {len(never) - MAX_UNREACHED} more lines, in --report ndjson or junit",
                 )
 
 
