@@ -183,7 +183,7 @@ def contract() -> str:
     rows = []
     for field in dataclasses.fields(Contract):
         values = " or ".join(f"`{word}`" for word in _WORDS.get(field.name, ())) or "`true` or `false`"
-        if field.default is None:
+        if field.default is None and field.name != "metadata":
             values = "a number of at least 0"
         default = "nothing promised" if field.default is None else f"`{str(field.default).lower()}`"
         rows.append((f"`{field.name}`", values, default, cell(documented[field.name])))
