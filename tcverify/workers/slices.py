@@ -112,7 +112,8 @@ class Slice(Options):
     def loads(cls, text: str) -> Slice:
         """Read what `dumps` wrote."""
         data = json.loads(text)
-        data["drawing"], data["contract"] = DrawPlan(**data["drawing"]), Contract.of(data["contract"])
+        drawing = {**data["drawing"], "hostile": tuple(data["drawing"]["hostile"])}
+        data["drawing"], data["contract"] = DrawPlan(**drawing), Contract.of(data["contract"])
         data["known"], data["told"] = (
             [KnownFinding(**e) for e in data["known"]],
             [KnownFinding(**e) for e in data["told"]],

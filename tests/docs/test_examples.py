@@ -36,6 +36,10 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 
+#: Pages whose commands take long, and whose subjects have tests of their own: they run at night.
+LONG = ("howto/bisect.md", "howto/dialect.md", "howto/graphs.md", "howto/inductor.md", "howto/many_machines.md", "howto/search.md",
+        "pytorch.md", "resharding.md")  # fmt: skip
+
 _FENCE = re.compile(r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?$")
 _LEFT_OUT = re.compile(r"^<!-- not run: .{8,} -->$")
 _SNIPPET = re.compile(r'^--8<-- "([^"]+)"$')
@@ -128,7 +132,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("page", [*PAGES, "../README.md"])
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page in LONG)) for page in (*PAGES, "../README.md")]
+)
 def test_the_blocks_of_a_page_work(page: str, tmp_path: Path, programs: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FORCE_COLOR", "PYTEST", "CI"))}
     environment = {
