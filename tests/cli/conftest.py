@@ -16,10 +16,12 @@ from click.testing import CliRunner
 from hypothesis import strategies as st
 
 from tcverify.cli import main, running
-from tcverify.cli.commands import run as _  # its help lists the strategies that there are now, not those of tests
 from tcverify.program import PARTIAL, GraphBuilder, InputSpec, Mesh, Program, Recipe, spmd_program
 from tcverify.registry.strategies import STRATEGIES
 from tests import warm
+
+#: Imported before a test registers a strategy, which its help would list.
+RUN = main.COMMANDS["run"]
 
 ROOT = Path(__file__).parents[2]
 SNAPSHOTS = Path(__file__).parent / "snapshots"
