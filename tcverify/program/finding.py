@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 Severity: TypeAlias = Literal["error", "hygiene"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Finding:
     """One thing that is wrong with the rewritten program.
 
@@ -38,6 +38,13 @@ class Finding:
     def domain(self) -> str:
         """The number domain that shows it: "float64", where most show, whatever was asked for besides; "native" or "exact"."""
         return str(self.data.get("domain", "float64"))
+
+    def __repr__(self) -> str:
+        where = f", at '{self.node}'" * (self.node is not None) + f", rank {self.rank}" * (self.rank is not None)
+        return f"<Finding {self.kind}: {self.title}{where}>"
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.title}" + "".join(f"\n  {line}" for line in self.detail.splitlines())
 
 
 #: Every kind of finding, with what it says. Reports and `Counterexample` ids use these names.

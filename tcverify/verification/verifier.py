@@ -9,7 +9,7 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
-from tcverify.application import Pair, PassFailure, Subject, Watch, subject_of
+from tcverify.application import Pair, PassFacts, PassFailure, Subject, Watch, subject_of
 from tcverify.checks import CHECKS, Evidence, EvidenceRequest, apply_checks
 from tcverify.domains import DOMAINS
 from tcverify.errors import ProgramError, UnsupportedOp, UsageError
@@ -17,6 +17,7 @@ from tcverify.execution import MAX_RANKS, Comparison, Executor, Lockstep, Run
 from tcverify.program import Contract, Doubt, Finding, Note, NotSerialisable, Program
 from tcverify.registry.choices import DomainName
 from tcverify.registry.evidence import EVIDENCE
+from tcverify.registry.representations import REPRESENTATIONS
 from tcverify.scaled_down import small_pair
 from tcverify.verification.conditions import Unknown, condition
 from tcverify.verification.confirmation import (
@@ -30,7 +31,7 @@ from tcverify.verification.confirmation import (
 Status: TypeAlias = Literal["passed", "refuted", "inconclusive"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Verdict:
     """What verification says about one program.
 
@@ -38,6 +39,9 @@ class Verdict:
         status: "passed", "refuted" or "inconclusive".
         findings: what refutes the pass.
         hygiene: findings that do not refute it, see `Finding.severity`.
+        facts, contract: the pass, and what it promises.
+
+    `repr` is one line, `str` is what the terminal shows, and a notebook shows the page of the first finding.
         doubts: why it is inconclusive.
         notes: what else there is to say, e.g. that the exact domain had to step aside.
         domain: the number domain that was asked for: "float64", "native" or "exact".
@@ -57,6 +61,8 @@ class Verdict:
     domain: DomainName = "float64"
     evidence: dict[str, float] = field(default_factory=dict)
     hygiene: list[Finding] = field(default_factory=list)
+    facts: PassFacts = PassFacts("")
+    contract: Contract = Contract()
 
     @property
     def changed(self) -> bool:
@@ -70,6 +76,18 @@ class Verdict:
 
     def __bool__(self) -> bool:
         return self.status == "passed"
+
+    def __repr__(self) -> str:
+        said = [f"{one.kind}, {one.title}" for one in self.findings] or [f"{d.reason}, {d.detail}" for d in self.doubts]
+        more = f" (and {len(said) - 1} more)" if len(said) > 1 else ""
+        what = f": {said[0]}{more}" if said else "" if self.changed else ": the pass changed nothing"
+        return f"<Verdict {self.status}{what}>"
+
+    def __str__(self) -> str:
+        return REPRESENTATIONS["text"](self)
+
+    def _repr_html_(self) -> str:
+        return REPRESENTATIONS["html"](self)
 
 
 def verify(
@@ -179,7 +197,10 @@ def verify_in_steps(
     try:
         pair, baseline = yield from _applied(subject, program, contract, clock, _Applying(deep, watch, lean))
     except _Settled as settled:
-        return Verdict(settled.status, settled.findings, settled.doubts, settled.pair, [], clock.laps, domain=domain)
+        return Verdict(
+            settled.status, settled.findings, settled.doubts, settled.pair, [], clock.laps, domain=domain,
+            facts=subject.facts, contract=contract,
+        )  # fmt: skip
     lockstep = Lockstep(contract.collectives == "conservative")
     on_device = deep and confirm is not None and confirm.name == "nccl"
     request = EvidenceRequest(baseline, lockstep, checks, domain, deep, on_device)
@@ -201,8 +222,9 @@ def verify_in_steps(
         findings, hygiene = _blame([findings, hygiene], evidence, request)
     status: Status = "refuted" if findings else "inconclusive" if doubts else "passed"
     return Verdict(
-        status, findings, doubts, pair, evidence.runs, clock.laps, judged.notes, domain, dict(evidence.seconds), hygiene
-    )
+        status, findings, doubts, pair, evidence.runs, clock.laps, judged.notes, domain, dict(evidence.seconds), hygiene,
+        subject.facts, contract,
+    )  # fmt: skip
 
 
 class _Settled(Exception):
