@@ -142,7 +142,9 @@ def _summary(function: Callable[..., Any]) -> str:
 
 #: Titles of the parts of the page, with the names that stand in them.
 PARTS = {
-    "Verifying": ("verify", "verifies", "Verdict", "Finding", "Contract", "Guarded", "Lockstep", "ProcessGroupPool"),
+    "Verifying": (
+        "verify", "run", "RunResult", "verifies", "Verdict", "Finding", "Contract", "Guarded", "Lockstep", "ProcessGroupPool",
+    ),
     "Graphs of a compiler": ("capture", "Captured", "program_of", "checked", "checked_backend", "annotate", "Refuted"),
     "Programs": (
         "Program", "Mesh", "InputSpec", "Recipe", "spmd_program", "GraphBuilder", "Placement", "shard", "dumps", "loads",

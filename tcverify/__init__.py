@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tcverify.application import Guarded
     from tcverify.capturing import Captured, capture, program_of
     from tcverify.checks import Evidence, register_check, register_evidence
+    from tcverify.cli.python import run
+    from tcverify.cli.running import RunResult
     from tcverify.compile_check import annotate, checked, checked_backend
     from tcverify.errors import TcverifyError, Unsupported
     from tcverify.execution import Executor, Lockstep, ProcessGroupPool, register_executor
@@ -74,6 +76,7 @@ __all__ = [
     "Program",
     "Recipe",
     "Refuted",
+    "RunResult",
     "TcverifyError",
     "Unsupported",
     "Verdict",
@@ -91,6 +94,7 @@ __all__ = [
     "register_evidence",
     "register_executor",
     "rewrite",
+    "run",
     "shard",
     "spmd_program",
     "verify",
@@ -119,6 +123,8 @@ _HOMES = {
     "register_executor": "execution",
     "register_strategy": "strategies",
     "Refuted": "verification.exceptions",
+    "RunResult": "cli.running",
+    "run": "cli.python",
     "checked": "compile_check",
     "checked_backend": "compile_check",
     "annotate": "compile_check",

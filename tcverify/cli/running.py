@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.strategies import SearchStrategy
 from rich.console import Console
 
-from tcverify.application import Guarded, Subject, start_ahead
+from tcverify.application import Guarded, InProcess, Subject, start_ahead
+from tcverify.application.loading import prepare_pass
 from tcverify.campaign import (
     DEEP_EVERY,
     Blamer,
@@ -30,9 +33,10 @@ from tcverify.campaign import (
     recover_in_flight,
 )
 from tcverify.campaign.campaign_verdict import tolerated
-from tcverify.campaign.events import Stop
+from tcverify.campaign.events import CampaignVerdict, Stop
 from tcverify.campaign.search import ProgramSearch, search_of
 from tcverify.cases.baseline import add_to_baseline, pass_reference
+from tcverify.cases.counterexample import Counterexample
 from tcverify.cli import arguments
 from tcverify.cli.machine import require_backend
 from tcverify.cli.settings import FAILED, INTERNAL, INTERRUPTED, PASSED, UNUSABLE, Settings
@@ -49,6 +53,8 @@ from tcverify.report.known_findings import baseline_lines
 from tcverify.report.sanitize import plural, sanitize
 from tcverify.report.script import ScriptReport
 from tcverify.report.terminal import TerminalReport
+from tcverify.report.text import to_text
+from tcverify.report.verdict import frame
 from tcverify.strategies import DEFAULT_STRATEGY
 from tcverify.verification.verifier import Verdict
 from tcverify.workers import Crew, DividedCampaign, DrawPlan, LocalCrew
@@ -91,8 +97,49 @@ def prepare_directories(settings: Settings, console: Console) -> None:
         say(console, f"  look at it with: tcverify show {case.id}", "yellow")
 
 
-def run_campaigns(settings: Settings, jobs: Sequence[MeshJob], console: Console) -> int:
-    """Verify every pass on every job's programs and return the exit code.
+@dataclass(frozen=True, repr=False)
+class RunResult:
+    """The result of a run.
+
+    Attributes:
+        code: the exit code of the command.
+        campaigns: per mesh and pass, its verdict, counts and counterexamples.
+    """
+
+    code: int
+    campaigns: tuple[CampaignFinished, ...]
+
+    @property
+    def counterexamples(self) -> tuple[Counterexample, ...]:
+        """All counterexamples, in the order in which they were found."""
+        return tuple(case for campaign in self.campaigns for case in campaign.counterexamples)
+
+    @property
+    def status(self) -> CampaignVerdict:
+        """The worst verdict of the campaigns."""
+        verdicts = {campaign.verdict for campaign in self.campaigns}
+        return next((one for one in get_args(CampaignVerdict)[1:] if one in verdicts), "passed")
+
+    def __bool__(self) -> bool:
+        return self.status == "passed"
+
+    def __repr__(self) -> str:
+        found = ", ".join(f"{case.finding.kind} ({case.id})" for case in self.counterexamples)
+        programs = plural(sum(campaign.statistics.programs for campaign in self.campaigns), "program")
+        return f"<RunResult {self.status}: {found or programs}>"
+
+    def __str__(self) -> str:
+        rows = [f"{one.facts.name} on {one.mesh}: {one.verdict}{one.why and f', {one.why}'}" for one in self.campaigns]
+        return "\n".join([*rows, *(f"\n{to_text(case, None)}" for case in self.counterexamples)])
+
+    def _repr_html_(self) -> str:
+        if not self.counterexamples:
+            return f"<pre>{html.escape(str(self))}</pre>"
+        return frame(self.counterexamples[0])
+
+
+def run_campaigns(settings: Settings, jobs: Sequence[MeshJob], console: Console) -> RunResult:
+    """Verify every pass on every job's programs.
 
     Raises:
         TcverifyError, or whatever else goes wrong in tcverify itself.
@@ -110,19 +157,22 @@ def run_campaigns(settings: Settings, jobs: Sequence[MeshJob], console: Console)
     ]
     stop = ""
     with contextlib.ExitStack() as stack:
-        started = RunStarted(tuple(settings.targets), tuple(job.mesh for job in jobs), settings.seed)
+        started = RunStarted(tuple(map(str, settings.targets)), tuple(job.mesh for job in jobs), settings.seed)
         end = stack.enter_context(_announced(subscribers, started))
         stack.callback(terminal.close)
         crew = stack.enter_context(_crew(settings, tell))
         corpus = Corpus(settings.corpus, tell) if settings.corpus is not None else None
         unasked = () if settings.search else None
         subjects = [
-            stack.enter_context(Guarded(target, settings.pass_option, timeout=settings.pass_timeout, covered=covered))
+            stack.enter_context(contextlib.closing(_subject(target, settings, covered)))
             for target, covered in zip(settings.targets, settings.covered or itertools.repeat(unasked), strict=False)
         ]
         if crew is None and (settings.max_examples is None or settings.max_examples >= DEEP_EVERY):
             start_ahead()  # now that the first workers have what they need, on machines of few cores
-        coverages = [Coverage(subject.files) if settings.covered is not None else None for subject in subjects]
+        coverages = [
+            Coverage(subject.files) if settings.covered is not None and isinstance(subject, Guarded) else None
+            for subject in subjects
+        ]
         promises = {**settings.contract, **({"strict": "true"} if settings.strict else {})}
         contracts = [subject.contract.with_options(promises) for subject in subjects]
         try:
@@ -153,7 +203,7 @@ def run_campaigns(settings: Settings, jobs: Sequence[MeshJob], console: Console)
                             strategy=job.drawings[number].strategy if job.drawings else None,
                             search=searches[number],
                         )
-                        if crew is None:
+                        if crew is None or not isinstance(subject, Guarded):  # no worker has what nothing names
                             finished = Campaign(subject, plan, executor, subscribers).run()
                         else:
                             drawing = job.drawings[number]
@@ -177,7 +227,14 @@ def run_campaigns(settings: Settings, jobs: Sequence[MeshJob], console: Console)
         failing = _exit_code(terminal.finished, settings.fail_on, accepting=accepting)
         code = INTERRUPTED if stop == "interrupted" else failing
         end(code)
-    return code
+    return RunResult(code, tuple(terminal.finished))
+
+
+def _subject(target: Any, settings: Settings, covered: Sequence[str] | None = None) -> Subject:
+    """A pass in a process of its own, or, where nothing names it, in this one."""
+    if isinstance(target, str):
+        return Guarded(target, settings.pass_option, timeout=settings.pass_timeout, covered=covered)
+    return InProcess(prepare_pass(target, "", settings.pass_option))
 
 
 def _suited(
@@ -195,7 +252,7 @@ def _suited(
     for number, drawing in enumerate(drawings):
         if drawing.strategy is None:
             mesh = Mesh.grid(drawing.mesh) if drawing.mesh is not None else None
-            with Guarded(settings.targets[number], settings.pass_option, timeout=settings.pass_timeout) as subject:
+            with contextlib.closing(_subject(settings.targets[number], settings)) as subject:
                 found = choose_strategies(
                     subject, STATE_DIR, jobs[0].mesh, drawing.world_size, mesh,
                     max_examples=settings.max_examples, max_time=settings.max_time,
@@ -311,4 +368,12 @@ def describe_program(program: Program) -> list[str]:
     return lines
 
 
-__all__ = ["STATE_DIR", "MeshJob", "describe_program", "draw_with_seeds", "prepare_directories", "run_campaigns"]
+__all__ = [
+    "STATE_DIR",
+    "MeshJob",
+    "RunResult",
+    "describe_program",
+    "draw_with_seeds",
+    "prepare_directories",
+    "run_campaigns",
+]

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tcverify.cases.baseline import Baseline
 from tcverify.options import Options
@@ -19,6 +20,7 @@ class Settings(Options):
     """How passes are verified and what becomes of it; named like the options of the command line.
 
     Attributes:
+        targets: the passes: "module:attribute", or objects that nothing names.
         covered: for each pass the modules whose code counts when it is recorded what it reaches, none for those that define it.
             None: that is not recorded.
         search: whether programs are made of what the pass did with earlier ones.
@@ -26,7 +28,7 @@ class Settings(Options):
         kernels: whether the smallest programs are shown that make the pass do what it does.
     """
 
-    targets: Sequence[str]
+    targets: Sequence[Any]
     pass_option: dict[str, str] = field(default_factory=dict)
     contract: dict[str, str] = field(default_factory=dict)
     strict: bool = False

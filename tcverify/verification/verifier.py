@@ -61,8 +61,8 @@ class Verdict:
     domain: DomainName = "float64"
     evidence: dict[str, float] = field(default_factory=dict)
     hygiene: list[Finding] = field(default_factory=list)
-    facts: PassFacts = PassFacts("")
-    contract: Contract = Contract()
+    facts: PassFacts = field(default_factory=lambda: PassFacts(""))
+    contract: Contract = field(default_factory=Contract)
 
     @property
     def changed(self) -> bool:

@@ -111,7 +111,7 @@ def check(
         program.world_size,
         programs=[draw_with_seeds(program, draws)] * len(passes),
     )
-    raise SystemExit(run_campaigns(settings, [job], console))
+    raise SystemExit(run_campaigns(settings, [job], console).code)
 
 
 def _placements(given: Mapping[str, str]) -> dict[str, dict[str, Placement]]:

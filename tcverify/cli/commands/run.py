@@ -100,4 +100,4 @@ def run(
     for name, sizes, size in meshes:
         drawings = [DrawPlan(one, size, sizes, values, hostile) for one, values in zip(strategies, drawn, strict=True)]
         jobs.append(MeshJob(name, size, drawings=drawings))
-    raise SystemExit(run_campaigns(settings, jobs, console))
+    raise SystemExit(run_campaigns(settings, jobs, console).code)
