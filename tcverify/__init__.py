@@ -1,7 +1,7 @@
 """tcverify: does this compiler pass keep the meaning of a distributed program?
 
 The names below are imported when they are first used, so that the pytest plugin, which every run of pytest imports, costs
-nothing where it is not used. `verifies` needs pytest and `register_strategy` Hypothesis: the names that `import *` takes do not.
+nothing where it is not used. `verifies` needs pytest, `run` and `register_strategy` Hypothesis: the names that `import *` takes do not.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tcverify.application import Guarded
     from tcverify.capturing import Captured, capture, program_of
     from tcverify.checks import Evidence, register_check, register_evidence
-    from tcverify.cli.python import run
-    from tcverify.cli.running import RunResult
+    from tcverify.cli.python import run as run
+    from tcverify.cli.running import RunResult as RunResult
     from tcverify.compile_check import annotate, checked, checked_backend
     from tcverify.errors import TcverifyError, Unsupported
     from tcverify.execution import Executor, Lockstep, ProcessGroupPool, register_executor
@@ -76,7 +76,6 @@ __all__ = [
     "Program",
     "Recipe",
     "Refuted",
-    "RunResult",
     "TcverifyError",
     "Unsupported",
     "Verdict",
@@ -94,7 +93,6 @@ __all__ = [
     "register_evidence",
     "register_executor",
     "rewrite",
-    "run",
     "shard",
     "spmd_program",
     "verify",
