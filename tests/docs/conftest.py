@@ -14,7 +14,18 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def generate() -> ModuleType:
     """The script that writes pages and tables."""
-    spec = importlib.util.spec_from_file_location("tcverify_docs_generate", ROOT / "docs" / "generate.py")
+    return hook("generate")
+
+
+@pytest.fixture(scope="module")
+def exhibits() -> ModuleType:
+    """The script that writes the gallery and the findings in PyTorch."""
+    return hook("exhibits")
+
+
+def hook(name: str) -> ModuleType:
+    """Load a script of docs/ that mkdocs calls."""
+    spec = importlib.util.spec_from_file_location(f"tcverify_docs_{name}", ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

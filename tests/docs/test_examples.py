@@ -203,6 +203,9 @@ def test_every_example_is_on_a_page() -> None:
 def test_every_page_is_in_the_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     named = re.findall(r": ([\w/]+\.md)$", text, re.M)
-    assert sorted(named) == sorted(
-        {*PAGES, *(f"reference/{n}.md" for n in ("cli", "contract", "ops", "python", "verdicts"))}
+    made = (
+        *(f"reference/{n}.md" for n in ("cli", "contract", "ops", "python", "verdicts")),
+        "gallery.md",
+        "findings.md",
     )
+    assert sorted(named) == sorted({*PAGES, *made})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import subprocess
@@ -19,6 +20,7 @@ from tcverify.ops import Op, registered_dialects
 from tcverify.ops.table import _DIALECTS, register_dialect
 from tcverify.passes import BUILTIN
 from tcverify.program import KINDS, Contract
+from tcverify.pytorch.findings import read_findings
 from tcverify.strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +74,45 @@ def test_what_a_page_says_is_no_markup(generate: ModuleType) -> None:
     assert generate.documented_attributes(Contract)["memory_budget"].startswith("peak memory grows by at most")
 
 
-def test_the_site_builds(tmp_path: Path) -> None:
+def test_the_gallery_holds_every_exhibit(exhibits: ModuleType) -> None:
+    page = exhibits.pages()["gallery.md"]
+    folders = [path.parent for path in (ROOT / "reports" / "gallery").glob("*/counterexample.json")]
+    assert len(folders) > 50
+    for folder in folders:
+        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        kind = json.loads((folder / "counterexample.json").read_text(encoding="utf-8"))["finding"]["kind"]
+        group = page.partition(f"## {about['class'].capitalize()}\n")[2].partition("\n## ")[0]
+        part = group.partition(f"### {exhibits.prose(about['title'])} {{ #{folder.name} }}\n")[2].partition("\n### ")[0]
+        assert exhibits.prose(about["what"]) in part, folder.name
+        assert f"[`{kind}`](" in part
+        assert f"](gallery/{folder.name}.html)" in part
+    assert len(re.findall(r"(?m)^### ", page)) == len(folders)
+
+
+def test_the_findings_in_pytorch_are_all_there(exhibits: ModuleType) -> None:
+    page = exhibits.pages()["findings.md"]
+    found = read_findings(ROOT / "reports" / "pytorch")
+    for one in found:
+        name = one.folder.name
+        subject = page.partition(f"## `{one.subject}`\n")[2].partition("\n## ")[0]
+        part = subject.partition(f"### {exhibits.prose(one.title)} {{ #{name} }}\n")[2].partition("\n### ")[0]
+        assert f"- **Cause**: `{one.cause}`\n- **Reached by**: {one.entry}\n" in part, name
+        assert f"- **Versions**: in torch {', '.join(one.affects)}" in part
+        assert ("not reported" if one.reported == "unreported" else f"({one.reported})") in part
+        assert f"](findings/{name}.py)" in part
+        assert (f"](findings/{name}.html)" in part) == (one.counterexample is not None)
+        assert '??? note "Text of the issue"\n' in part
+    assert len(re.findall(r"(?m)^### ", page)) == len(found)
+
+
+def test_texts_of_people_are_no_markup(exhibits: ModuleType) -> None:
+    assert exhibits.prose("_a_ [b] <c>\n `_d_ [e]` `f`") == "\\_a\\_ \\[b\\] &lt;c> `_d_ [e]` `f`"
+    assert exhibits._issue("# Title\n\n#131023, see https://a.b/c.\n") == (
+        "    **Title**\n\n    [#131023](https://github.com/pytorch/pytorch/issues/131023), see <https://a.b/c>.\n"
+    )
+
+
+def test_the_site_builds(tmp_path: Path, exhibits: ModuleType) -> None:
     pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install -e '.[docs]'")
     ran = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")],
@@ -86,3 +126,11 @@ def test_the_site_builds(tmp_path: Path) -> None:
     assert not re.findall(
         r'(?:src|href)="https?://(?!github\.com|squidfunk|hypothesis)[^"]*"', index
     )  # nothing from the network
+    reports = exhibits.reports()
+    assert len(reports) > 100
+    for path, text in reports.items():
+        assert (tmp_path / "site" / path).read_text(encoding="utf-8") == text
+        assert str(ROOT) not in text
+        assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(?!data:)', text)  # one file
+    for one in read_findings(ROOT / "reports" / "pytorch"):
+        assert (tmp_path / "site" / "findings" / f"{one.folder.name}.py").read_bytes() == one.script.read_bytes()
