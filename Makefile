@@ -6,6 +6,7 @@
 #   make gallery                pages of all known classes of defects, and of those found in PyTorch: reports/{gallery,pytorch}/index.html
 #   make docs                   the documentation as a site: site/index.html
 #   make lint                   ruff, mypy and import-linter
+#   make dist                   source archive and wheel in dist/; the wheel is installed elsewhere and verifies a pass there
 #   TORCH=2.11.0 make test      with another torch, in a virtual environment of its own: a version or any pip requirement
 #   PYTHON=python3.12 make ...  with another Python (remove the virtual environment first)
 
@@ -26,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test quick gallery docs lint clean
+.PHONY: help verify test quick gallery docs lint dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -58,6 +59,19 @@ lint: $(VENV)/.dev
 		$(BIN)/$$check || status=1; \
 	done; \
 	exit $$status
+
+# The archive holds no symbolic link, and the wheel is made of the archive: what works here works on any platform.
+dist: $(VENV)/.dev
+	rm -rf dist build
+	$(BIN)/python -m build --outdir dist > /dev/null
+	! tar -tvzf dist/*.tar.gz | grep '^l'
+	@elsewhere=$$(mktemp -d) && trap 'rm -rf "$$elsewhere"' EXIT && wheel=$$(ls "$$PWD"/dist/*.whl) && \
+	python=$$(cd "$$(dirname $(BIN)/python)" && pwd)/python && \
+	$$python -m pip install --quiet --no-deps --target "$$elsewhere/site" "$$wheel" && cd "$$elsewhere" && \
+	export PYTHONPATH="$$elsewhere/site" && \
+	$$python -c 'import sys, tcverify.strategies as s; sys.exit(not s.__file__.startswith(sys.argv[1]))' "$$elsewhere" && \
+	$$python -m tcverify run sequence_parallel --world-size 2 --max-examples 5 --seed 1 --confirm none
+	@echo "written: $$(ls dist/*)"
 
 clean:
 	rm -rf .venv .venv-* .tox build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -200,15 +200,17 @@ def _short_names(ops: Sequence[str]) -> dict[str, str]:
     }
 
 
-def unreached_lines(files: Sequence[FileReach]) -> list[str]:
-    """What was never reached: a line per file and kind, none where everything was."""
+def unreached_lines(files: Sequence[FileReach], most: int = MAX_ENTRIES) -> list[str]:
+    """What was never reached: a line per file and kind, with at most so many entries; none where everything was."""
     found: list[str] = []
     for one in files:
         name = source_name(one.file)
         runs = [_run(first, last) for first, last in one.unreached]
-        found += [f"{name} line {_listed(runs)}"] * bool(runs)
-        found += [f"{name}: false on line {_listed([str(line) for line in one.always_true])}"] * bool(one.always_true)
-        found += [f"{name}: a call of {_listed(one.uncalled)}"] * bool(one.uncalled)
+        found += [f"{name} line {_listed(runs, most)}"] * bool(runs)
+        found += [f"{name}: false on line {_listed([str(line) for line in one.always_true], most)}"] * bool(
+            one.always_true
+        )
+        found += [f"{name}: a call of {_listed(one.uncalled, most)}"] * bool(one.uncalled)
     return [sanitize(line) for line in found]
 
 
@@ -222,9 +224,9 @@ def _run(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _listed(entries: Sequence[str]) -> str:
-    more = len(entries) - MAX_ENTRIES
-    return ", ".join(entries[:MAX_ENTRIES]) + (f", and {more} more" if more > 0 else "")
+def _listed(entries: Sequence[str], most: int) -> str:
+    more = len(entries) - most
+    return ", ".join(entries[:most]) + (f", and {more} more" if more > 0 else "")
 
 
 __all__ = [

@@ -43,7 +43,7 @@ _STOPS: dict[Stop, str] = {
 #: Passes of a run for which it is told what of their code was never reached.
 MAX_REACHED = 3
 
-#: Lines on what was never reached of one pass.
+#: Lines on what was never reached of one pass, and entries of each.
 MAX_UNREACHED = 5
 
 #: Seconds from which on a run says where its time went.
@@ -246,7 +246,7 @@ class TerminalReport:
                 and sum(one.programs + one.shrinking for one in run) > 2
             )
             say(self.console, reach_line(event.reached) + (", by the programs that were traced" if some else ""))
-            never = unreached_lines(event.reached)
+            never = unreached_lines(event.reached, MAX_UNREACHED)
             for line in never[:MAX_UNREACHED]:
                 say(self.console, f"  never reached: {line}")
             if len(never) > MAX_UNREACHED:
