@@ -1,7 +1,8 @@
 """tcverify: does this compiler pass keep the meaning of a distributed program?
 
 The names below are imported when they are first used, so that the pytest plugin, which every run of pytest imports, costs
-nothing where it is not used. `verifies` needs pytest, `run` and `register_strategy` Hypothesis: the names that `import *` takes do not.
+nothing where it is not used. `verifies` needs pytest, `run` and `register_strategy` Hypothesis: the names that `import *` takes
+do not.
 """
 
 from __future__ import annotations

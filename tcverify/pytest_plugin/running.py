@@ -164,8 +164,12 @@ def _summary(outcome: ItemOutcome, nodeid: str, options: Options, notes: tuple[s
         outcome.seed,
         tuple(cases),
         notes,
-        tuple(
-            f"{why}: {plural(n, 'program')} ({sanitize(counts.note_details[why])})" for why, n in counts.notes.items()
+        (
+            *(
+                f"{why}: {plural(n, 'program')} ({sanitize(counts.note_details[why])})"
+                for why, n in counts.notes.items()
+            ),
+            *(f"hygiene, {kind}: {plural(n, 'program')}" for kind, n in counts.hygiene.most_common()),
         ),
     )
 

@@ -35,6 +35,13 @@ class Raises:
 class DoesNothing:
     def __call__(self, gm):
         pass
+
+class Forgets:
+    def __call__(self, gm):
+        for node in reductions(gm):
+            del node.meta["val"]
+            node.args = node.args
+        gm.recompile()
 """
 
 TESTS = """
@@ -45,7 +52,7 @@ import pytest
 from hypothesis import strategies as st
 
 import tcverify
-from passes import DoesNothing, Drops, Raises, drops
+from passes import DoesNothing, Drops, Forgets, Raises, drops
 from tcverify.passes import Identity, SequenceParallel
 from tcverify.pytest_plugin.failures import WrongValue
 from tcverify.strategies import decode, transformer_programs
@@ -82,6 +89,11 @@ def test_nothing_fires(verdict):
 @tcverify.verifies(DoesNothing(), world_sizes=(2,), contract={"identity": True}, **few)
 def test_promised_to_do_nothing(verdict):
     assert verdict.statistics.changed == 0
+
+
+@tcverify.verifies(Forgets(), world_sizes=(2,), contract={"identity": True}, **few)
+def test_hygiene(verdict):
+    assert verdict.statistics.hygiene["stale-metadata"] and not verdict.counterexamples
 
 
 @tcverify.verifies(SequenceParallel(), world_sizes=(2,), **few)
@@ -280,6 +292,11 @@ def test_several_passes_and_a_body_without_the_argument(twice: Twice) -> None:
 def test_what_runs_in_the_process_of_the_test_is_said(twice: Twice) -> None:
     section = twice.first.section("tcverify")
     assert "the pass runs in the test's process" in section.partition("test_several[sequence_parallel-2ranks]")[2]
+
+
+def test_hygiene_is_listed_and_fails_nothing(twice: Twice) -> None:
+    assert "PASSED" in line_of(twice.first, "test_hygiene[Forgets-2ranks]")
+    assert re.search(r"hygiene, stale-metadata: \d+ programs?", twice.first.section("tcverify"))
 
 
 def test_parameters_of_ones_own_come_on_top(twice: Twice) -> None:
