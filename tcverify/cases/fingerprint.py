@@ -45,7 +45,7 @@ MAX_LENGTH = 300
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d.]*(?:e[-+]?\d+)?")
 _MORE_NUMBERS = re.compile(r"#(?:(?:, | × |x)#)+")
 _QUOTED = re.compile(r"'([^']*)'")
-_FRAME = re.compile(r'^ *File "(?P<file>[^"]*)", line \d+, in (?P<function>\S+)', re.MULTILINE)
+_FRAME = re.compile(r'^ *File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>\S+)', re.MULTILINE)
 _INSTALLED = re.compile(r"site-packages|dist-packages|/lib/python|^<")
 _OURS = f"{Path(__file__).parents[1]}/"
 _CALLS = re.compile(r"rank # calls \w+ while rank # calls \w+")
@@ -84,7 +84,8 @@ def _identity(program: Program, rewritten: Program | None, finding: Finding, ops
             return _divergence(first, ops)
     if finding.kind == "pass-raised":
         message = _normalised(_unnamed(_ON_RANK.sub("", title), ops), {})
-        return f"{message}, in {_raising(finding.detail)}"
+        frame = raising_frame(finding.detail)
+        return f"{message}, in {frame['function'] if frame is not None else 'a function'}"
     text = _normalised(title, ops)
     if finding.kind == "collective-mismatch":  # which ops meet is a matter of what the program calls next
         text = _CALLS.sub("ranks call different ops", text)
@@ -103,13 +104,13 @@ def _divergence(first: Divergence, ops: Mapping[str, str]) -> str:
     return f"{op} {what}{f', reads {chr(44).join(reads)}' if reads else ''}{returned}"
 
 
-def _raising(traceback: str) -> str:
-    """The innermost function of the pass: of no installed package, not of Python and not of ours. A pass that is installed itself
-    has none: then the innermost of all but ours."""
-    frames = [(found["file"], found["function"]) for found in _FRAME.finditer(traceback)]
-    theirs = [(file, function) for file, function in frames if not file.startswith(_OURS)]
-    own = [function for file, function in theirs if not _INSTALLED.search(file)]
-    return own[-1] if own else theirs[-1][1] if theirs else "a function"
+def raising_frame(traceback: str) -> re.Match[str] | None:
+    """Return `file`, `line` and `function` of the innermost frame of the pass: of no installed package, not of Python and not of
+    ours. A pass that is installed itself has none: then the innermost of all but ours."""
+    theirs = [frame for frame in _FRAME.finditer(traceback) if not frame["file"].startswith(_OURS)]
+    own = [frame for frame in theirs if not _INSTALLED.search(frame["file"])]
+    found = own or theirs
+    return found[-1] if found else None
 
 
 def _ops(program: Program, rewritten: Program | None, *, by_role: bool) -> dict[str, str]:
@@ -141,4 +142,4 @@ def _normalised(text: str, ops: Mapping[str, str]) -> str:
     return re.sub(r"\branks #", "rank #", counted)
 
 
-__all__ = ["fingerprint", "fingerprint_of"]
+__all__ = ["fingerprint", "fingerprint_of", "raising_frame"]

@@ -97,7 +97,7 @@ def main(context: click.Context, debug: bool) -> None:
 
 def _options(command: click.Command) -> set[str]:
     """Names of the options of a command that a configuration may set."""
-    apart = ("passes", "sources", "extension", "op_law", "save")
+    apart = ("sources", "extension", "op_law", "save")
     return {param.name for param in command.params if param.name is not None and param.name not in apart}
 
 

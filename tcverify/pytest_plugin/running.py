@@ -30,7 +30,9 @@ from tcverify.pytest_plugin.outcome import ItemOutcome
 from tcverify.pytest_plugin.session import Session
 from tcverify.pytest_plugin.summary import SummaryCase as ListedCase
 from tcverify.pytest_plugin.summary import SummaryItem
+from tcverify.report.annotation import annotate
 from tcverify.report.block import make_block
+from tcverify.report.github import workflow_command
 from tcverify.report.html import HtmlReport
 from tcverify.report.sanitize import error_text, plural, sanitize
 from tcverify.report.script import ScriptReport
@@ -149,8 +151,12 @@ def _summary(outcome: ItemOutcome, nodeid: str, options: Options, notes: tuple[s
     counts = outcome.statistics
     cases = []
     for known in outcome.counterexamples:
-        commands = make_block(known, options.shown_dir / known.id / FILE_NAME).reproduce
-        cases.append(ListedCase(known.id, known.finding.kind, known.facts.name, commands[0] if commands else ""))
+        path = options.shown_dir / known.id / FILE_NAME
+        commands = make_block(known, path).reproduce
+        command = workflow_command(annotate(known, path)) if os.environ.get("GITHUB_ACTIONS") == "true" else ""
+        cases.append(
+            ListedCase(known.id, known.finding.kind, known.facts.name, commands[0] if commands else "", command)
+        )
     return SummaryItem(
         nodeid,
         outcome.status,

@@ -18,12 +18,17 @@ ATTRIBUTE = "tcverify"
 
 @dataclass(frozen=True, slots=True)
 class SummaryCase:
-    """A counterexample, as the summary lists it."""
+    """A counterexample, as the summary lists it.
+
+    Attributes:
+        annotation: the command that makes GitHub Actions show it at a line of the pass; "" elsewhere.
+    """
 
     id: str
     kind: str
     name: str
     replay: str
+    annotation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +125,7 @@ def write_summary(
     lines += [
         (f"{c.id} {sanitize(c.name)}: {c.kind}{f'   {c.replay}' if c.replay else ''}", {}) for c in cases.values()
     ]
+    lines += [(case.annotation, {}) for case in cases.values() if case.annotation]
     lines += [(sanitize(note), {"yellow": True}) for note in notes]
     if lines:
         reporter.write_sep("=", "tcverify")

@@ -22,6 +22,8 @@ REPORTS = {
     "html": "report.html and, for streams, trace.json beside every counterexample",
     "junit": "junit.xml for continuous integration",
     "ndjson": "events.ndjson, what happens as it happens",
+    "sarif": "tcverify.sarif, findings at lines of the pass, for editors and code scanning",
+    "github": "annotations and a summary of the job, for GitHub Actions",
 }
 
 #: What fails a run, by the name that `--fail-on` takes.

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from tcverify.campaign import Subscriber
 from tcverify.registry.choices import REPORTS
+from tcverify.report.github import GithubReport
 from tcverify.report.html import HtmlReport
 from tcverify.report.html.kernels import KernelReport
 from tcverify.report.junit import JunitReport
 from tcverify.report.ndjson import EventLog
+from tcverify.report.sarif import SarifReport
 from tcverify.report.trace import TraceReport
 
 
@@ -45,6 +47,10 @@ def reports(
         chosen = [KernelReport(report_dir, told), *chosen, HtmlReport(report_dir, told), TraceReport(report_dir, told)]
     if "junit" in names:
         chosen.append(JunitReport(report_dir, told, failing, accepting=accepting))
+    if "sarif" in names:
+        chosen.append(SarifReport(report_dir, told))
+    if "github" in names:
+        chosen.append(GithubReport(report_dir, told))
     return chosen
 
 

@@ -23,15 +23,15 @@ def to_markdown(case: Counterexample, path: Path | None) -> str:
     diagnosis = diagnose(case.program, case.rewritten, case.finding)
     block = make_block(case, path, diagnosis)
     kind = case.finding.kind
-    parts = [f"### {_code(kind)} in {_code(block.name)}", "", f"**{_code(block.title)}**", ""]
+    parts = [f"### {code_span(kind)} in {code_span(block.name)}", "", f"**{code_span(block.title)}**", ""]
     if kind in KINDS:
         parts[-1:] = ["", f"{_sentence(KINDS[kind])}", ""]
     if block.divergence:
-        parts += [f"**First divergence:** {_code(block.divergence)}", ""]
+        parts += [f"**First divergence:** {code_span(block.divergence)}", ""]
     if block.made_by:
-        parts += [f"**Made by:** {_code(block.made_by)}", ""]
+        parts += [f"**Made by:** {code_span(block.made_by)}", ""]
     if block.blame:
-        parts += [f"**Blame:** {_code(block.blame)}", ""]
+        parts += [f"**Blame:** {code_span(block.blame)}", ""]
     if block.detail:
         parts += [*_folded("", f"Detail, {plural(len(block.detail), 'line')}", block.detail), ""]
     parts += [*_table(_facts(case, block)), ""]
@@ -48,7 +48,7 @@ def to_markdown(case: Counterexample, path: Path | None) -> str:
         parts += ["**Largest difference per rank**", "", *_fence(block.values), ""]
     if block.statistics:
         heading, *rows = block.statistics
-        cells = [f"| {' | '.join(_cell(_code(cell)) for cell in row)} |" for row in rows]
+        cells = [f"| {' | '.join(table_cell(code_span(cell)) for cell in row)} |" for row in rows]
         parts += [
             "**Collectives, by the pass** (rank 0, times in µs)",
             "",
@@ -67,15 +67,15 @@ def to_markdown(case: Counterexample, path: Path | None) -> str:
 def _facts(case: Counterexample, block: ReportBlock) -> list[tuple[str, str]]:
     """Rows of the table: what each is called, and its text as Markdown."""
     finding = case.finding
-    facts = [("case", _code(case.id)), ("pass", _code(sanitize(case.facts.target or case.facts.name)))]
+    facts = [("case", code_span(case.id)), ("pass", code_span(sanitize(case.facts.target or case.facts.name)))]
     options = ", ".join(f"{name}={value}" for name, value in case.facts.options.items())
-    facts += [("options", _code(sanitize(options)))] if options else []
+    facts += [("options", code_span(sanitize(options)))] if options else []
     stage = finding.data.get("stage")
-    facts += [("stage to blame", _code(sanitize(str(stage))))] if stage else []
-    facts += [("node to blame", _code(sanitize(block.blamed)))] if block.blamed else []
-    facts += [("program", _code(sanitize(block.program)))]
-    facts += [(what, _code(line)) for what, _, line in (text.partition(": ") for text in block.times)]
-    facts += [("found", _code(block.footer.removeprefix("found ")))]
+    facts += [("stage to blame", code_span(sanitize(str(stage))))] if stage else []
+    facts += [("node to blame", code_span(sanitize(block.blamed)))] if block.blamed else []
+    facts += [("program", code_span(sanitize(block.program)))]
+    facts += [(what, code_span(line)) for what, _, line in (text.partition(": ") for text in block.times)]
+    facts += [("found", code_span(block.footer.removeprefix("found ")))]
     return facts
 
 
@@ -88,7 +88,7 @@ def _sentence(text: str) -> str:
 
 
 def _table(rows: list[tuple[str, str]]) -> list[str]:
-    return ["| | |", "|---|---|", *(f"| {name} | {_cell(text)} |" for name, text in rows)]
+    return ["| | |", "|---|---|", *(f"| {name} | {table_cell(text)} |" for name, text in rows)]
 
 
 def _folded(caption: str, summary: str, lines: list[str], language: str = "") -> list[str]:
@@ -107,15 +107,15 @@ def _fence(lines: list[str], language: str = "") -> list[str]:
     return [f"{fence}{language}", *lines, fence]
 
 
-def _code(text: str) -> str:
-    """A code span, whose fence is longer than any run of backticks inside."""
+def code_span(text: str) -> str:
+    """Return a code span, whose fence is longer than any run of backticks inside."""
     fence = "`" * (_longest_run(text) + 1)
     edge = " " if not text.strip() or "`" in (text[0], text[-1]) or " " in (text[0], text[-1]) else ""
     return f"{fence}{edge}{text or '-'}{edge}{fence}"
 
 
-def _cell(text: str) -> str:
-    """A bar would end the cell of a table, even within code."""
+def table_cell(text: str) -> str:
+    """Return text for the cell of a table. A bar would end the cell of a table, even within code."""
     return text.replace("|", "\\|")
 
 
@@ -123,4 +123,4 @@ def _longest_run(text: str) -> int:
     return max((len(run) for run in "".join(c if c == "`" else " " for c in text).split()), default=0)
 
 
-__all__ = ["OPEN_LINES", "to_markdown"]
+__all__ = ["OPEN_LINES", "code_span", "table_cell", "to_markdown"]

@@ -64,6 +64,10 @@ def _default(key: str, value: Any, path: Path) -> Any:
         return [f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in value.items()]
     if key.replace("-", "_") in _PATHS and not (isinstance(value, str) and value):
         raise UsageError(f"[tool.tcverify] in {path}: {key} is not a path", f'write {key} = "path"')
+    if key == "passes":
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise UsageError(f"[tool.tcverify] in {path}: passes is not a list", 'write passes = ["module:attribute"]')
+        return value
     if isinstance(value, list):
         return ",".join(map(str, value))
     if isinstance(value, dict):

@@ -117,6 +117,7 @@ def test_a_directory_where_nothing_can_be_written(bad: Path, tmp_path: Path, mon
         pytest.param("[tool.tcverify]\nmax-examples = 'many'", ["--max-examples", "'many' is not a valid integer"], id="value"),
         pytest.param("[tool.tcverify]\ncontract = 'idempotent'", ["contract is not a table"], id="contract"),
         pytest.param("[tool.tcverify]\nworld-size = [1, 2]", ["a world of 1"], id="list"),
+        pytest.param("[tool.tcverify]\npasses = 'identity'", ["passes is not a list"], id="passes"),
         pytest.param("[tool.tcverify]\nbaseline = 3", ["baseline is not a path"], id="path"),
         pytest.param("[tool.tcverify]\nconfirm = 'mpi'", ["'mpi' is not one of"], id="choice"),
         pytest.param("\udcff", ["pyproject.toml cannot be read"], id="bytes"),
@@ -137,9 +138,11 @@ def test_configuration_holds_defaults_and_the_command_line_wins(
     monkeypatch.chdir(tmp_path)
     Path("pyproject.toml").write_text(
         "[tool.tcverify]\nworld-size = [2]\nmax-examples = 5\nconfirm = 'none'\nseed = 4\ncontract = { idempotent = true }\n"
+        "passes = ['no:such']\n"
     )
     outcome = run_here("run", "identity", "--max-examples", "2")
     assert outcome.out.startswith("identity on 2 ranks: 2 programs, lockstep, seed 4\n")
+    says(run_here("run"), 2, "there is no module 'no'")
 
 
 def test_no_gloo(bad: Path, monkeypatch: pytest.MonkeyPatch) -> None:

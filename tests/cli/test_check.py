@@ -232,9 +232,13 @@ def test_sizes_are_the_programs_own_or_small_as_wanted(graphs: Path) -> None:
     assert "[64, 96]" in page
     again = run_here("replay", str(folder), "--confirm", "none")
     assert "[64, 96] in your program" in again.out
-    real = check("graphs.py:wide", "--mesh", "tp=2", "--sizes", "real", "--shrink-time", "0", "--report-dir", "real")
+    real = check("graphs.py:wide", "--mesh", "tp=2", "--sizes", "real", "--shrink-time", "0", "--report-dir", "real",
+                 "--report", "sarif,github")  # fmt: skip
     assert "float32[64, 96]" in real.out
     assert "in your program" not in real.out
+    (result,) = json.loads(Path("real", "tcverify.sarif").read_text())["runs"][0]["results"]
+    assert result["ruleId"] == "wrong-value"
+    assert "\n::error file=graphs.py,line=" in real.out
 
 
 def test_a_sound_pass_passes_on_a_captured_model_on_gloo(graphs: Path) -> None:

@@ -14,9 +14,9 @@ import yaml
 
 from tcverify.cli import main, template
 from tcverify.cli.running import STATE_DIR
-from tcverify.pytest_plugin.options import PROFILES
+from tcverify.report.sarif import SARIF_NAME
 from tcverify.system.configuration import configuration
-from tests.cli.conftest import environment, run_apart, run_here, says
+from tests.cli.conftest import ROOT, environment, run_apart, run_here, says
 from tests.pytest_plugin import conftest as plugin
 
 FILES = ["example_pass.py", "tests/test_passes.py", "tox.ini", ".github/workflows/tcverify.yml", "pyproject.toml"]
@@ -32,6 +32,11 @@ def init(*arguments: str) -> str:
     outcome = run_here("init", *arguments)
     assert outcome.code == 0, outcome.err
     return outcome.out
+
+
+def require_parsed(words: list[str]) -> None:
+    """Assert that a command takes these arguments."""
+    main.COMMANDS[words[0]].make_context(words[0], words[1:], parent=main.main.make_context("tcverify", words))
 
 
 def files(directory: Path) -> list[str]:
@@ -60,27 +65,31 @@ def test_the_tests_that_it_writes_refute_a_wrong_pass(here: Path) -> None:
     test.write_text(
         test.read_text().replace("world_sizes=(2, 4)", "world_sizes=(2,), max_examples=30, programs='structured'")
     )
-    ran = plugin.run(here, "-q", "-p", "no:cacheprovider", "tests/test_passes.py", "--tcverify-confirm", "none")
+    arguments = ["-q", "-p", "no:cacheprovider", "tests/test_passes.py", "--tcverify-confirm", "none"]
+    ran = plugin.run(here, *arguments, GITHUB_ACTIONS="true")
     assert ran.code == 1
     assert "wrong-value" in ran.out
+    assert re.search(r"(?m)^::error file=example_pass.py,line=\d+,title=wrong-value in fuse_add_norm::", ran.out)
 
 
 def test_the_command_that_it_names_runs(here: Path) -> None:
     (line,) = [line for line in init().splitlines() if line.startswith("  tcverify run")]
-    command = line.replace("--max-examples 50", "--max-examples 6").split()[1:]
+    command = line.replace("--max-examples 50", "--max-examples 6").replace(f" {template.EXAMPLE}", "").split()[1:]
     outcome = run_apart(
         "-m", "tcverify", *command, "--strategy", "structured", "--confirm", "none", "--seed", "1", cwd=here
     )
     assert outcome.code == 0, outcome.out + outcome.err
     assert "example_pass" not in outcome.err
-    assert "on 2 ranks" in outcome.out  # both from [tool.tcverify]
-    assert "on 4 ranks" in outcome.out
+    assert "fuse_add_norm on 2 ranks" in outcome.out  # all three from [tool.tcverify]
+    assert "fuse_add_norm on 4 ranks" in outcome.out
 
 
 def test_the_configuration_is_understood(here: Path) -> None:
     init()
     known = [parameter.name for parameter in main.COMMANDS["run"].params if parameter.name is not None]
-    assert configuration(here / "pyproject.toml", known) == {"world_size": "2,4", "max_examples": 200}
+    assert configuration(here / "pyproject.toml", known) == {
+        "passes": ["example_pass:fuse_add_norm"], "world_size": "2,4", "max_examples": 200
+    }  # fmt: skip
 
 
 def test_the_workflow_is_one_and_names_what_exists(here: Path) -> None:
@@ -94,21 +103,39 @@ def test_the_workflow_is_one_and_names_what_exists(here: Path) -> None:
         "actions/checkout@v4",
         "actions/setup-python@v5",
         "actions/cache@v4",
+        "github/codeql-action/upload-sarif@v4",
         "actions/upload-artifact@v4",
     ]
     assert uses["actions/cache@v4"]["path"] == str(STATE_DIR)
     assert uses["actions/cache@v4"]["restore-keys"].splitlines() == ["tcverify-${{ github.ref_name }}-", "tcverify-"]
+    assert uses["github/codeql-action/upload-sarif@v4"]["sarif_file"] == f"reports/{SARIF_NAME}"
+    assert workflow["permissions"]["security-events"] == "write"
     assert uses["actions/upload-artifact@v4"]["path"] == "reports/"
     commands = " \n".join(step["run"] for step in steps if "run" in step)
     verbs = re.findall(r"(?m)^tcverify (\w+)", commands)
     assert verbs
     assert set(verbs) <= set(main.COMMANDS)
-    assert set(re.findall(r"--tcverify-profile (\w+)", commands)) == {"ci", "nightly"} <= set(PROFILES)
-    options = plugin.run(here, "--help").out
-    for option in set(re.findall(r"--tcverify-[\w-]+", commands)):
-        assert option in options
-    assert "${{ github.run_number }}" in commands
+    runs = re.findall(r"(?m)^tcverify run (.*)$", commands)
+    assert len(runs) == 2
+    for arguments in runs:
+        require_parsed(["run", *arguments.replace("${{ github.run_number }}", "7").split()])
+    assert "${{ github.run_number }}" in runs[1]
     assert "{%" not in commands
+
+
+@pytest.mark.parametrize("name", ["action.yml", ".pre-commit-hooks.yaml"])
+def test_what_other_repositories_use_of_this_one_runs(name: str) -> None:
+    text = (ROOT / name).read_text()
+    found: Any = yaml.safe_load(text)
+    if name == "action.yml":
+        (command,) = re.findall(r"tcverify (run .*)$", text, re.MULTILINE)
+        words = (
+            command.replace("$PASSES", "mine:Pass").replace("$OPTIONS", found["inputs"]["options"]["default"]).split()
+        )
+    else:
+        (hook,) = found
+        words = [*hook["entry"].split()[1:], *hook["args"]]
+    require_parsed(words)
 
 
 def test_tox_reads_its_configuration(here: Path) -> None:
@@ -196,7 +223,10 @@ def test_a_configuration_of_the_users_is_left_alone(here: Path) -> None:
     out = init()
     assert "pyproject.toml has [tool.tcverify] already and is left alone" in out
     assert "max-examples = 200" in out
+    assert 'passes = ["example_pass:fuse_add_norm"]' in out
     assert (here / "pyproject.toml").read_text() == mine
+    workflow = (here / ".github" / "workflows" / "tcverify.yml").read_text()
+    assert "tcverify run example_pass:fuse_add_norm --seed 1 --report" in workflow
     assert "skip_install = true" in (here / "tox.ini").read_text()
 
 

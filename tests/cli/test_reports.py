@@ -135,6 +135,23 @@ def test_other_reports_stand_beside_the_cases(here: Path, known: str) -> None:
     assert (junit("first").get("tests"), junit("first").get("skipped")) == ("3", "3")
 
 
+def test_findings_are_shown_at_lines_of_the_pass(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(here / "summary.md"))
+    outcome = go("--report", "sarif,github", "--report-dir", "shown")
+    assert outcome.code == 1
+    results = json.loads(Path("shown", "tcverify.sarif").read_text())["runs"][0]["results"]
+    shown = {(one["ruleId"], one["locations"][0]["physicalLocation"]["region"]["startLine"]) for one in results}
+    lines = PASSES.splitlines()
+    defined = lines.index("def swaps(gm):") + 1  # nothing records that a pass sets the target of a node
+    assert shown == {
+        ("pass-raised", lines.index('            raise ValueError("no idea")') + 1),
+        ("wrong-value", defined),
+    }
+    for kind, number in shown:
+        assert f"\n::error file=defects.py,line={number},title={kind} in swaps::" in outcome.out
+    assert (here / "summary.md").read_text().count("<details><summary>") == len(results)
+
+
 def test_an_interrupted_run_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(self: Campaign) -> str:
         raise KeyboardInterrupt
@@ -165,11 +182,13 @@ def test_a_bad_disk_ends_no_run_and_loses_no_finding(here: Path) -> None:
     place = Path("bad")
     (place / "junit.xml").mkdir(parents=True)
     (place / "events.ndjson").symlink_to("/dev/full")
-    outcome = go("-x", "--report", "html,junit,ndjson", "--report-dir", "bad")
+    (place / "tcverify.sarif").mkdir()
+    outcome = go("-x", "--report", "html,junit,ndjson,sarif", "--report-dir", "bad")
     assert outcome.code == 1
     flat = " ".join(outcome.out.split())
     assert flat.count("bad/events.ndjson cannot be written: No space left on device; the run goes on") == 1
     assert flat.count("bad/junit.xml is not written") == 1
+    assert flat.count("bad/tcverify.sarif is not written") == 1
     assert list(place.glob("*/counterexample.json"))
 
 

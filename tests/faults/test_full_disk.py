@@ -48,7 +48,7 @@ def on(disk: Path, *arguments: object) -> list[dict[str, Any]]:
     "written, goes on and says so where reports or the corpus cannot; each file is whole or missing",
 )
 def test_a_run_on_a_disk_that_fills(disk: Path) -> None:
-    rooms = [0, 4096, 8192, 16384, 20480, 28672, 53248, 102400, 1 << 20]
+    rooms = [0, 4096, 8192, 16384, 20480, 28672, 53248, 114688, 1 << 20]
     runs = on(disk, *rooms)
     assert len(runs) == len(rooms)
     assert [run["damaged"] for run in runs] == [[]] * len(rooms)

@@ -75,7 +75,7 @@ def run(
     """Verify passes on drawn programs (default: the built-in ones).
 
     PASS is a built-in name, module:attribute, or path/to/file.py:attribute; FIRST+SECOND is a pipeline of such. The default is
-    every built-in pass, and some of them one after the other.
+    what passes of [tool.tcverify] names, else every built-in pass, and some of them one after the other.
     """
     if ":" in (strategy or ""):
         begin_server()  # it is a module of the user's, most of which import torch

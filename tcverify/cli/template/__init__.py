@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from tcverify.cli.arguments import parse_target
 from tcverify.errors import UsageError
+from tcverify.system.configuration import section
 from tcverify.system.files import write_atomically
 
 #: The pass that is written where none is named, and its reference.
@@ -108,7 +109,13 @@ def plan_template(directory: Path, passes: Sequence[str]) -> TemplatePlan:
     chosen = tuple(dict.fromkeys(passes)) or (EXAMPLE,)
     names = _test_names(chosen)
     packaged = any((directory / name).is_file() for name in ("setup.py", "setup.cfg")) or _declares_project(directory)
-    render = _renderer(passes=list(zip(chosen, names, strict=True)), packaged=packaged, torch=TORCH, example=not passes)
+    known = _read(directory / "pyproject.toml")
+    theirs = known is not None and _TABLE.search(known) is not None
+    # A table of the user's is left alone, and may name no passes.
+    named = "".join(f"{one} " for one in chosen) if theirs and not _names_passes(directory) else ""
+    render = _renderer(
+        passes=list(zip(chosen, names, strict=True)), packaged=packaged, torch=TORCH, example=not passes, named=named
+    )
     files = []
     if not passes:
         files.append(_planned(directory, EXAMPLE_FILE, render("example_pass.py.j2")))
@@ -118,10 +125,9 @@ def plan_template(directory: Path, passes: Sequence[str]) -> TemplatePlan:
         _planned(directory, ".github/workflows/tcverify.yml", render("tcverify.yml.j2")),
     ]
     table, advice = render("pyproject.toml.j2"), []
-    known = _read(directory / "pyproject.toml")
     if known is None:
         files.append(PlannedFile("pyproject.toml", table, "new"))
-    elif _TABLE.search(known):
+    elif theirs:
         advice.append("pyproject.toml has [tool.tcverify] already and is left alone; a new one would be")
         advice += [f"    {line}" for line in table.strip().splitlines()]
     else:
@@ -205,6 +211,11 @@ def _read(path: Path) -> str | None:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}", "mend it, or choose another directory") from None
+
+
+def _names_passes(directory: Path) -> bool:
+    """Whether [tool.tcverify] says what `tcverify run` verifies."""
+    return "passes" in section(directory / "pyproject.toml")
 
 
 def _declares_project(directory: Path) -> bool:
