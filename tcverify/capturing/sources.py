@@ -96,7 +96,7 @@ def load(sources: Sequence[str], told: UserFacts) -> LoadedProgram:
     captures = [captured for one in found if not isinstance(one, Program) for captured in one]
     if len(found) > 1 and len(captures) != len(found):
         raise ProgramError(
-            f"{sources[0]} gives several graphs where one rank asks for its own", "return one graph, of that rank"
+            f"{sources[0]} returns several graphs, but one rank asked for its own", "return one graph, of that rank"
         )
     return _of_captures(captures, told, size)
 
@@ -106,13 +106,13 @@ def _of_captures(captures: list[Captured], told: UserFacts, size: int | None) ->
     said = []
     if mesh is None and any(one.sizes for one in captures):
         mesh = mesh_of_sizes(captures[0].sizes, size)
-        said = [f"the file says of its process groups no more than their sizes; taken as the mesh {mesh_text(mesh)}"]
+        said = [f"the file contains only the sizes of its process groups; assuming the mesh {mesh_text(mesh)}"]
     if len(captures) == 1:
         if mesh is None and size is not None:
             mesh = Mesh.grid({"world": size})
         if mesh is None:
             raise UsageError(
-                "one graph is given, and nothing says of how many ranks",
+                "one graph is given, but no number of ranks",
                 "give --mesh (tp=2) or --world-size; or the graph of every rank",
             )
         found = captures[0].rank if captures[0].rank is not None else rank_at(captures[0].sizes, mesh)
@@ -220,10 +220,8 @@ def _require_kind(text: str) -> None:
         if not Path(text).is_file():
             raise UsageError(f"there is no file {text}", "give the path from the current directory")
     elif ":" not in text:
-        hint = (
-            f"name it, as in {text}:graphs" if text.endswith(".py") else "give a .pt2 or .json file, or module:function"
-        )
-        raise UsageError(f"'{text}' does not say which function gives the graphs", hint)
+        hint = f"write {text}:graphs" if text.endswith(".py") else "give a .pt2 or .json file, or module:function"
+        raise UsageError(f"'{text}' names no function", hint)
 
 
 def _from_file(path: Path) -> Program:

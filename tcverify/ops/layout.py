@@ -135,11 +135,11 @@ class DeviceMesh:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one tensor lies on a mesh.
+    """The layout of a tensor on a mesh.
 
     Attributes:
-        mesh: the ranks that hold something.
-        sharding: per mesh dim, the tensor dim that is divided over it, or None where all hold the same.
+        mesh: the ranks that hold the tensor.
+        sharding: per mesh dim, the tensor dim that is divided over it, or None if all hold the same.
 
     Raises:
         ProgramError: there are not as many entries as mesh dims, or a tensor dim is divided over two of them.
@@ -210,7 +210,7 @@ class Layout:
         return tuple(size * self.parts(dim) for dim, size in enumerate(local))
 
     def check(self, shape: Sequence[int]) -> None:
-        """Raise `ProgramError` unless a tensor of this shape can lie so."""
+        """Raise `ProgramError` unless a tensor of this shape can have this layout."""
         for dim, parts in zip(self.sharding, self.mesh.shape, strict=True):
             if dim is None:
                 continue

@@ -15,9 +15,9 @@ SIZES: tuple[SizesName, ...] = get_args(SizesName)
 
 #: What each report is, by the name that `--report` takes.
 REPORTS = {
-    "html": "report.html and, for streams, trace.json beside every counterexample",
+    "html": "report.html and, for streams, trace.json for every counterexample",
     "junit": "junit.xml for continuous integration",
-    "ndjson": "events.ndjson, what happens as it happens",
+    "ndjson": "events.ndjson, a log of events that is written during the run",
 }
 
 #: What else can fail a run, by the name that `--fail-on` takes.

@@ -29,9 +29,9 @@ def to_markdown(case: Counterexample, path: Path | None) -> str:
     if block.divergence:
         parts += [f"**First divergence:** {_code(block.divergence)}", ""]
     if block.made_by:
-        parts += [f"**Made by:** {_code(block.made_by)}", ""]
+        parts += [f"**Rewritten at:** {_code(block.made_by)}", ""]
     if block.blame:
-        parts += [f"**Blame:** {_code(block.blame)}", ""]
+        parts += [f"**Root cause:** {_code(block.blame)}", ""]
     if block.detail:
         parts += [*_folded("", f"Detail, {plural(len(block.detail), 'line')}", block.detail), ""]
     parts += [*_table(_facts(case, block)), ""]
@@ -71,8 +71,8 @@ def _facts(case: Counterexample, block: ReportBlock) -> list[tuple[str, str]]:
     options = ", ".join(f"{name}={value}" for name, value in case.facts.options.items())
     facts += [("options", _code(sanitize(options)))] if options else []
     stage = finding.data.get("stage")
-    facts += [("stage to blame", _code(sanitize(str(stage))))] if stage else []
-    facts += [("node to blame", _code(sanitize(block.blamed)))] if block.blamed else []
+    facts += [("faulty stage", _code(sanitize(str(stage))))] if stage else []
+    facts += [("faulty node", _code(sanitize(block.blamed)))] if block.blamed else []
     facts += [("program", _code(sanitize(block.program)))]
     facts += [(what, _code(line)) for what, _, line in (text.partition(": ") for text in block.times)]
     facts += [("found", _code(block.footer.removeprefix("found ")))]

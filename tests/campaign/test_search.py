@@ -231,7 +231,7 @@ def test_a_search_that_leaves_programs_out_says_so(tmp_path: Path):
     finished, _ = run(tmp_path, cancels_negations_for_all, collect=True, checks=CHECKS)
     assert finished.searched is not None
     assert finished.searched.skipped > 0
-    assert searched_line(finished.searched).endswith(f"; {finished.searched.skipped:,} with a known cause left out")
+    assert searched_line(finished.searched).endswith(f"; {finished.searched.skipped:,} with a known cause skipped")
 
 
 def test_programs_move_to_more_ranks():

@@ -303,7 +303,7 @@ class TestPrograms:
 
         captured = on_two_ranks(module)
 
-        assert captured.notes == ("taken as contiguous in memory, which they were not: w_1",)
+        assert captured.notes == ("treated as contiguous, although they were not: w_1",)
         assert verify(Identity, program_of([captured] * 2)).status == "passed"
 
 

@@ -282,7 +282,7 @@ def test_buffers_of_values_that_live_at_the_same_time() -> None:
     original = program(two_reductions)
     finding = found(original, edited(original, buffered({"relu": place(0), "relu_1": place(32)})))
     assert (finding.kind, finding.node) == ("overlapping-buffers", "relu_1")
-    assert finding.title == "'relu_1' comes to lie on 'relu', which still lives, in the communication buffers"
+    assert finding.title == "'relu_1' overlaps 'relu', which is still live, in the communication buffers"
     assert "'relu' has bytes 0 to 64 until 'wait_tensor'" in finding.detail
     assert finding.data["ranges"] == [[0, 64], [32, 96]]
     assert kinds("memory", original, edited(original, buffered({"relu": place(0), "relu_1": place(64)}))) == []

@@ -210,7 +210,7 @@ def test_a_case_is_not_called_fixed_where_its_domain_steps_aside() -> None:
     case = make_counterexample(verdict, "wrong-value", facts, Contract())
     again = replay_case(replace(case, program=norm_of_order_three()), None)
     assert again.state == "error"
-    assert again.message.startswith("the exact domain, which showed it, now steps aside: ")
+    assert again.message.startswith("the exact domain, in which it was found, is not applicable now: ")
     assert replay_case(case, None).state == "fixed"
 
 

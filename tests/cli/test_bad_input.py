@@ -344,7 +344,7 @@ def test_a_run_that_is_killed_leaves_no_process_and_is_told_of(tmp_path: Path) -
     again = start(*RUN[:-1], "1", "identity", "--confirm", "none", cwd=tmp_path)
     outcome = finish(again)
     (kept,) = (tmp_path / "reports").glob("crashed-*.json")
-    assert f"which is kept as reports/{kept.name}" in " ".join(outcome.out.split())
+    assert f"which is saved as reports/{kept.name}" in " ".join(outcome.out.split())
     assert not list(tmp_path.glob(".tcverify/in-flight*"))
 
 
@@ -359,6 +359,6 @@ def test_output_that_nobody_reads(tmp_path: Path) -> None:
     assert outcome.code == 1
     assert outcome.err == ""
     last = json.loads((tmp_path / "reports" / "events.ndjson").read_text().splitlines()[-1])
-    assert (last["event"], last["exit_code"], last["error"]) == ("run-finished", 1, "nobody reads the output")
-    assert 'message="nobody reads the output"' in (tmp_path / "reports" / "junit.xml").read_text()
+    assert (last["event"], last["exit_code"], last["error"]) == ("run-finished", 1, "the output was closed")
+    assert 'message="the output was closed"' in (tmp_path / "reports" / "junit.xml").read_text()
     assert not list(tmp_path.glob(".tcverify/in-flight*"))

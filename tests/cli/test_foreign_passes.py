@@ -123,7 +123,7 @@ def test_programs_are_shrunk(ran: Callable[[str], Ran]) -> None:
 
 def test_shrinking_a_pass_that_hangs_ends_and_says_so(ran: Callable[[str], Ran]) -> None:
     assert ran("hangs").case["shrink_cut"] is True
-    assert "(until time ran out)" in " ".join(ran("hangs").out.split())
+    assert "(until the time limit)" in " ".join(ran("hangs").out.split())
 
 
 def test_of_a_traceback_only_the_frames_of_the_pass_are_shown(ran: Callable[[str], Ran], place: Path) -> None:

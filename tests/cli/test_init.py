@@ -126,7 +126,7 @@ def test_tox_reads_its_configuration(here: Path) -> None:
 
 def test_a_second_run_refuses(here: Path) -> None:
     init()
-    says(run_here("init"), 2, "all are here already; nothing was written")
+    says(run_here("init"), 2, "all already exist here; nothing was written")
     (here / "tox.ini").write_text("[tox]\n")
     says(
         run_here("init"),
@@ -150,7 +150,7 @@ def test_a_dry_run_writes_nothing(here: Path) -> None:
     assert out.splitlines() == [f"would write {name}" for name in FILES]
     assert files(here) == []
     (here / "tox.ini").write_text("[tox]\n")
-    assert "is there and holds something else: tox.ini" in init("--dry-run")
+    assert "exists with other contents: tox.ini" in init("--dry-run")
     assert files(here) == ["tox.ini"]
 
 
@@ -214,7 +214,7 @@ def test_another_directory(here: Path) -> None:
         (["--pass", 'a:b"); import os; ("'], ["is not a pass", "module:attribute"]),
         (["--force", "--keep"], ["--force and --keep exclude each other"]),
         (["file"], ["file is not a directory", "root of the repository"]),
-        (["bad"], ["pyproject.toml cannot be read", "mend it first"]),
+        (["bad"], ["pyproject.toml cannot be read", "fix it first"]),
     ],
 )
 def test_what_makes_no_sense(here: Path, arguments: list[str], texts: list[str]) -> None:

@@ -36,7 +36,7 @@ def swaps(gm):
             node.target = aten.cos.default
         if node.target is aten.tanh.default:
             raise ValueError("no idea")
-        if node.target is aten.abs.default:  # a change that keeps the meaning
+        if node.target is aten.abs.default:  # a change that preserves the meaning
             with gm.graph.inserting_after(node):
                 twice = gm.graph.call_function(aten.abs.default, (node,))
             node.replace_all_uses_with(twice, delete_user_cb=lambda user, twice=twice: user is not twice)
@@ -94,7 +94,7 @@ def known(here: Path) -> str:
     """A baseline of all that is found."""
     outcome = go("--write-baseline", "known.json", "--report", "junit,ndjson", "--report-dir", "first")
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.endswith("baseline known.json: 3 known, 3 of them new; say why in their reasons\n")
+    assert outcome.out.endswith("baseline known.json: 3 known, 3 of them new; fill in their reasons\n")
     return "known.json"
 
 
@@ -206,7 +206,10 @@ def test_what_is_no_longer_seen_is_told_and_fails_nothing(here: Path, known: str
     assert outcome.code == 0
     assert "baseline known.json: 0 of 3 known findings seen\n" in outcome.out
     assert outcome.out.count("no longer seen") == 3
-    assert "  no longer seen, wrong-value of defects.py:swaps: exp is unrelated; remove it?" in outcome.out
+    assert (
+        "  not found again, wrong-value of defects.py:swaps: exp is unrelated; remove it from the baseline?"
+        in outcome.out
+    )
 
 
 def test_writing_a_baseline_again_keeps_what_it_holds(here: Path, known: str) -> None:

@@ -510,7 +510,7 @@ def test_a_report_says_everything_in_a_few_lines() -> None:
     tally.details["unsupported-op"] = "op my::op is not supported"
     tally.cases.append("reports/1/counterexample.json")
     assert str(tally).splitlines() == [
-        "mine: refuted; 3 graphs, 2 changed, 1 passed, 1 refuted, 1 inconclusive, 1 known from before; 1.2 s",
+        "mine: refuted; 3 graphs, 2 changed, 1 passed, 1 refuted, 1 inconclusive, 1 cached; 1.2 s",
         "  rewrites: P1 4",
         "  inconclusive, unsupported-op: 1 graph (op my::op is not supported)",
         "  counterexample: reports/1/counterexample.json",

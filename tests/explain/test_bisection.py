@@ -65,7 +65,7 @@ def test_of_defects_that_show_alone_one_is_named_and_the_other_mentioned() -> No
     assert len(found.rewrites) == 1
     assert numbers(found)[0] in (1, 3)
     assert found.others
-    assert str(found).endswith("; others show it too")
+    assert str(found).endswith("; others cause it too")
 
 
 def test_a_rewrite_that_raises() -> None:

@@ -49,7 +49,7 @@ REFUSED = {
     ),
     "test_alone.py": (
         "@tcverify.verifies('identity', world_sizes=(1,))\ndef test_it(verdict): ...",
-        "a world of 1 has no collectives to verify\n  hint: use at least 2 ranks",
+        "a program needs at least 2 ranks, not 1\n  hint: with fewer there are no collectives to verify",
     ),
 }
 

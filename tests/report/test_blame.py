@@ -37,7 +37,7 @@ SENTENCE = "rewrite 3 of 7, fuse <b> at node 'add_2'"
 def test_every_report_says_it(tmp_path: Path) -> None:
     found = replace(case("wrong-value"), blame=BLAME)
     assert f"blame: {SENTENCE}" in to_text(found, None)
-    assert f"**Blame:** `{SENTENCE}`" in to_markdown(found, None)
+    assert f"**Root cause:** `{SENTENCE}`" in to_markdown(found, None)
     page = to_html(found, None)
     assert "rewrite 3 of 7, fuse &lt;b&gt; at node" in page
     assert "fuse <b>" not in page

@@ -186,14 +186,14 @@ def test_every_op_has_a_cost() -> None:
     assert (found.title, found.node) == ("meta['cost_s'] of 'relu' is missing", "relu")
     made = lowered()
     node(made, "relu").meta["cost_s"] = math.inf
-    assert finding(made).title == "meta['cost_s'] of 'relu' is inf, which is no time"
+    assert finding(made).title == "meta['cost_s'] of 'relu' is inf, which is not a time"
 
 
 def test_costs_are_those_that_were_given() -> None:
     made = lowered()
     node(made, "mm").meta["cost_s"] = 7e-6
     found = finding(made)
-    assert found.title == "the schedule reckons with 7 µs for 'mm', but the op takes 8 µs"
+    assert found.title == "the schedule assumes 7 µs for 'mm', but the op takes 8 µs"
     assert found.node == "mm"
 
 
@@ -224,7 +224,7 @@ def test_an_op_that_an_earlier_stage_changed_has_a_cost_of_its_own() -> None:
 
 def test_the_overhead_is_that_of_the_program() -> None:
     found = finding(lowered({**TIMES, "sync_overhead_s": 0.0}))
-    assert found.title == "the schedule reckons with a synchronisation overhead of 0 µs, but the program says 0.5 µs"
+    assert found.title == "the schedule assumes a synchronisation overhead of 0 µs, but the program has 0.5 µs"
     assert silent(lowered(), original=program(plain))  # a program that says nothing
 
 
