@@ -32,7 +32,7 @@ NAMED = 8
 KERNEL = "kernel: "
 
 _NAME = re.compile(r"[0-9a-f]{32}\.json")
-_HINT = "choose another place with --corpus"
+_HINT = "choose another path with --corpus"
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class _Rewriter:
             getattr(self._module, str(value.target)) if isinstance(value, fx.Node) and value.op == "get_attr" else value
         )
         if not isinstance(found, torch.ScriptObject):
-            raise ProgramError(f"node '{node.name}' is given a {type(found).__name__} in place of a process group")
+            raise ProgramError(f"node '{node.name}' is given a {type(found).__name__} instead of a process group")
         return found
 
     def _reduction(self, node: fx.Node, given: dict[str, Any]) -> str:

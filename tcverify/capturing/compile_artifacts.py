@@ -207,7 +207,7 @@ class _Reader:
         self._import()
         functions = {one.name: one for one in model.body if isinstance(one, ast.FunctionDef)}
         if "forward" not in functions:
-            raise ProgramError(f"{self._where}: class {model.name} has no forward: the file is cut off")
+            raise ProgramError(f"{self._where}: class {model.name} has no forward: the file is truncated")
         if "__init__" in functions:
             for statement in functions["__init__"].body:
                 self._attribute(statement)
@@ -216,7 +216,7 @@ class _Reader:
         for statement in forward.body:
             self._statement(statement)
         if not any(node.op == "output" for node in self._graph.nodes):
-            raise ProgramError(f"{self._where}: forward returns nothing: the file is cut off")
+            raise ProgramError(f"{self._where}: forward returns nothing: the file is truncated")
         return fx.GraphModule(self._root, self._graph, class_name="Artifact"), self._groups()
 
     def _import(self) -> None:

@@ -108,9 +108,7 @@ def _answer(
         raise ProgramError(f"{where}: {error.message}", _EXTEND) from None
 
 
-_EXTEND = (
-    "name the module that defines the op with --extension: all processes have to know it; what is no op is traced away"
-)
+_EXTEND = "name the module that defines the op with --extension: all processes need it; functions that are not ops are traced through"
 
 
 # --------------------------------------------------------------------------------------------------- in the other process

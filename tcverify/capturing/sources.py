@@ -170,9 +170,9 @@ def _assumed(program: Program, captures: Sequence[Captured], told: UserFacts) ->
         names = [name for name in unknown if roles.get(name) in ("input", "tangent")]
         parts = [_listed(names)] if names else []
         parts += [f"{len(unknown) - len(names)} of the parameters and constants"] if len(unknown) > len(names) else []
-        said.append(f"nothing says whether ranks hold the same of {' and '.join(parts)}: taken as different")
+        said.append(f"placement unknown, treated as different on the ranks: {' and '.join(parts)}")
     if apart:
-        said.append(f"taken as different on the ranks, as the values or the graph say: {_listed(apart)}")
+        said.append(f"treated as different on the ranks, according to the values or the graph: {_listed(apart)}")
     return [f"{text} (--placement INPUT=DIM:PLACEMENT)" for text in said]
 
 
@@ -198,7 +198,7 @@ def _artifacts(sources: Sequence[str]) -> list[str] | None:
     found: list[str] = []
     for text, place in zip(sources, places, strict=True):
         if place is None:
-            raise UsageError(f"{text} is no file of torch.compile's, as the others are", "give files of one kind")
+            raise UsageError(f"{text} was not written by torch.compile, unlike the others", "give files of one kind")
         path, number = place
         graphs = texts_in(path)
         by_rank: dict[int | None, list[ArtifactText]] = {}

@@ -79,7 +79,7 @@ def prepare_directories(settings: Settings, console: Console) -> None:
         UsageError: a directory cannot be written, or the machine lacks the process group.
     """
     require_backend(settings.confirm)
-    arguments.require_writable(settings.report_dir, "choose another place with --report-dir")
+    arguments.require_writable(settings.report_dir, "choose another path with --report-dir")
     arguments.require_writable(STATE_DIR, "run in a writable directory")
     set_hypothesis_home_dir(STATE_DIR / "hypothesis")
     for path in recover_in_flight(STATE_DIR, settings.report_dir):

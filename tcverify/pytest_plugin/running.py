@@ -57,7 +57,7 @@ def run_case(case: PytestCase, nodeid: str, options: Options, session: Session) 
 
     try:
         with _surroundings(options.start_dir):
-            require_writable(options.report_dir, "choose another place with --tcverify-report-dir")
+            require_writable(options.report_dir, "choose another path with --tcverify-report-dir")
             subject = session.subject(case)
             state_dir = options.state_dir / _directory_name(nodeid)
             suits = session.suited(case, state_dir)

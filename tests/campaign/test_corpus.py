@@ -180,7 +180,7 @@ def test_a_case_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     assert not corpus.add(case(1))
     assert not corpus.add(case(2))
     (line,) = told
-    assert "the run goes on" in line
+    assert "the run continues" in line
 
 
 def test_reasons_are_patterns_by_features() -> None:

@@ -64,7 +64,7 @@ def test_what_is_assumed_of_inputs_goes_by_the_values_that_ranks_hold() -> None:
         "x": ["unknown"], "gain": [], "weight": ["varying"], "bias": [],
     }  # fmt: skip
     unknown, apart = _assumed(program, captures, UserFacts())
-    assert "nothing says whether ranks hold the same of x: taken as different" in unknown
+    assert "placement unknown, treated as different on the ranks: x" in unknown
     assert "different on the ranks, as the values or the graph say: weight (" in apart
 
 

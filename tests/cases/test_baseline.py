@@ -362,4 +362,4 @@ def test_a_summary_names_what_is_no_longer_seen() -> None:
 @pytest.mark.parametrize("stop", ["interrupted", "first finding"])
 def test_what_ended_early_misses_nothing(stop: str) -> None:
     lines = list(baseline_lines(Baseline((ENTRY,)), Path("known.json"), [_finished("Pass", stop)]))
-    assert lines == ["baseline known.json: 0 of 1 known finding seen"]
+    assert lines == ["baseline known.json: 0 of 1 known finding found again"]

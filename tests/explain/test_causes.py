@@ -126,11 +126,11 @@ EDITS: dict[str, tuple[Edit, str]] = {
         reads_addend,
         r"'add' is .*: it reads 'addend', a partial sum of the original's 'all_reduce' over tp \[0, 1\]",
     ),
-    "another value read": (reads_other, "it reads 'own', equal to the original's 'own', in place of 'residual'"),
+    "another value read": (reads_other, "it reads 'own', equal to the original's 'own', instead of 'residual'"),
     "added up twice": (
         adds_up_again,
-        r"'inserted' is 2 times the original's 'all_reduce' over tp \[0, 1\]: it adds up 'all_reduce' over \[0, 1\], "
-        "though every rank has the whole of it",
+        r"'inserted' is 2 times the original's 'all_reduce' over tp \[0, 1\]: it sums 'all_reduce' over \[0, 1\], "
+        "although every rank has the whole value",
     ),
     "gathered twice": (gathers_again, r"it gathers 'rms_norm' over \[0, 1\], although every rank has the whole value"),
     "left out on one rank": (

@@ -196,7 +196,7 @@ def test_ranks_and_dims_that_a_mesh_lacks() -> None:
     ],
 )
 def test_what_is_no_layout(text: Any) -> None:
-    with pytest.raises(ProgramError, match="is no layout") as raised:
+    with pytest.raises(ProgramError, match="is not a layout") as raised:
         Layout.parse(text)
     assert "[0, 1] shard(0)" in str(raised.value.hint)
     assert len(str(raised.value)) < 400

@@ -99,7 +99,7 @@ def test_a_case_without_a_description_describes_itself(tmp_path: Path) -> None:
     ("about", "message"),
     [
         ("{", "is not JSON"),
-        ("[]", "holds no object"),
+        ("[]", "is not a JSON object"),
         (json.dumps({**ABOUT, "plantd": []}), "has unknown keys: 'plantd'"),
         (json.dumps({k: v for k, v in ABOUT.items() if k != "what"}), '"what" is missing or not a string'),
         (json.dumps({**ABOUT, "title": 3}), '"title" is missing or not a string'),

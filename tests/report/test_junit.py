@@ -124,7 +124,7 @@ def test_every_finding_fails_a_case(tmp_path: Path) -> None:
         pytest.param(finished(stop="interrupted"), ("error", "interrupted"), "interrupted after 20 programs", id="interrupted"),
         pytest.param(finished("refuted"), ("failure", "refuted"), "refuted", id="refuted"),
         pytest.param(RunFinished(2, "the disk is full"), ("error", "unfinished"), "the disk is full", id="error"),
-        pytest.param(Crashed(Path("crashed.json")), ("error", "unfinished"), "kept as crashed.json", id="crashed"),
+        pytest.param(Crashed(Path("crashed.json")), ("error", "unfinished"), "saved as crashed.json", id="crashed"),
         pytest.param(Progress(Statistics(), "verifying"), ("error", "unfinished"), "has not ended", id="killed"),
     ],
 )  # fmt: skip

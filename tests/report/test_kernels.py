@@ -108,7 +108,7 @@ def dropping() -> KernelFound:
         (swaps_operands, blocks(1), "rewires add", 0),
         (renames_another_addition, blocks(1), "replaces add, rewires rms_norm", 0),
         (swaps_on_odd_ranks, two_groups(), "moves all_reduce", 1),
-        (leaves_alone, blocks(1), "left as it is", 0),
+        (leaves_alone, blocks(1), "unchanged", 0),
     ],
 )
 def test_a_rewrite_is_told_by_its_ops(
@@ -147,7 +147,7 @@ def test_of_a_rewrite_the_smallest_kernel_is_shown_and_the_others_are_counted(dr
     assert [(one.words, len(one.kernels)) for one in group_kernels(searched)] == [
         ("drops all_reduce", 3),
         ("rewires add", 1),
-        ("left as it is", 2),
+        ("unchanged", 2),
     ]
     assert [line.text for line in kernel_lines(searched)] == [
         "",
@@ -175,7 +175,7 @@ def test_of_a_rewrite_the_smallest_kernel_is_shown_and_the_others_are_counted(dr
         "    silu: [4, 8] = silu(rms_norm)",
         "    return silu",
         "",
-        "kernel: left as it is",
+        "kernel: unchanged",
         "    x: [4, 8] = input",
         "    residual: [4, 8] = input",
         "    gain: [8] = input",
@@ -184,7 +184,7 @@ def test_of_a_rewrite_the_smallest_kernel_is_shown_and_the_others_are_counted(dr
         "    rms_norm: [4, 8] = rms_norm(add, gain, 1e-06)",
         "    silu: [4, 8] = silu(rms_norm)",
         "    return silu",
-        "  1 more kernel left as it is",
+        "  1 more kernel unchanged",
     ]
 
 
@@ -285,7 +285,7 @@ def test_the_page_is_bounded_and_says_what_it_leaves_out(
         "Omitted rewrites: 1.",
         "Kernels that the pass does not change: 3",
         "Left out: 2.",
-        "4 further lines are left out.",
+        "4 more lines are omitted.",
     ):
         assert said in text
 

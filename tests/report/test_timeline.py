@@ -141,7 +141,7 @@ def test_processes_and_threads_are_named_and_sorted() -> None:
     assert [named["process_sort_index", pid, 0] for pid in range(4)] == [0, 1, 2, 3]
     assert named["thread_name", 1, 0] == "stream 0 (compute)"
     assert named["thread_name", 1, 1] == "stream 1 (comm)"
-    assert named["thread_name", 0, 0] == "stream 0 (one after the other)"
+    assert named["thread_name", 0, 0] == "stream 0 (sequential)"
     assert named["thread_sort_index", 1, 1] == 1
     assert "predicted 86 µs, replayed 84 µs" in named["process_labels", 1, 0]
 
@@ -213,7 +213,7 @@ def test_the_command_line_prints_a_trace(tmp_path: Path) -> None:
     other = write_counterexample(plain_case("wrong-value"), tmp_path)
     outcome = CliRunner().invoke(main, ["show", str(other), "--format", "trace"])
     assert outcome.exit_code == 2
-    assert "its rewritten graphs hold no anchors" in outcome.output
+    assert "its rewritten graphs have no anchors" in outcome.output
     outcome = CliRunner().invoke(main, ["show", str(tmp_path), "--format", "trace"])
     assert "a trace shows one counterexample, not 2" in outcome.output
 

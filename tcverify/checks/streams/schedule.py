@@ -120,7 +120,7 @@ _NO_GAIN = "leave a graph without a gain unchanged"
 
 def _malformed(declared: Any) -> str | None:
     if not isinstance(declared, dict):
-        return f"is no dict but {type(declared).__name__}"
+        return f"is not a dict, but a {type(declared).__name__}"
     for key in DECLARED:
         if key not in declared:
             return f"lacks '{key}'"

@@ -51,7 +51,7 @@ def law_needed(original: Program, rewritten: Program) -> Doubt | None:
         f"the rewrite calls {_call(call)}, the original never" if new else f"the rewrite no longer calls {_call(call)}"
     )
     hint = next(filter(None, (_hint(old, call) for old in before)), None)
-    mend = "give it a meaning with tcverify.register_dialect"
+    mend = "define it with tcverify.register_dialect"
     if hint is not None:
         mend += f", or a law: with {_options(call.name, hint)} the versions still differ"
     return Doubt("law-needed", f"{what}, and only the signature of {call.name} is known; {mend}")

@@ -211,7 +211,7 @@ def test_an_op_takes_a_microsecond_at_least() -> None:
     raised = program(lambda b: overlap(b, (REDUCE, MM, RELU, 1e-6)), schedule=times, streams=STREAMS)
     assert silent(raised, original=original)
     kept = program(lambda b: overlap(b, (REDUCE, MM, RELU, 1e-9)), schedule=times, streams=STREAMS)
-    assert "reckons with 0.001 µs for 'add', but the op takes 1 µs" in finding(kept, original=original).title
+    assert "assumes 0.001 µs for 'add', but the op takes 1 µs" in finding(kept, original=original).title
 
 
 def test_an_op_that_an_earlier_stage_changed_has_a_cost_of_its_own() -> None:
