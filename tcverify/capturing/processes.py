@@ -108,7 +108,9 @@ def _answer(
         raise ProgramError(f"{where}: {error.message}", _EXTEND) from None
 
 
-_EXTEND = "name the module that defines the op with --extension: all processes need it; functions that are not ops are traced through"
+_EXTEND = (
+    "name the module that defines the op with --extension: all processes need it; other functions are traced through"
+)
 
 
 # --------------------------------------------------------------------------------------------------- in the other process

@@ -116,7 +116,7 @@ def test_a_damaged_case_is_named_and_left_out(tmp_path: Path, how: str) -> None:
     assert [one.reasons for one in found] == [("reason 2",)]
     (line,) = told
     assert ("0" * 32 if how == "renamed" else path.name) in line
-    assert "left out" in line
+    assert "skipped" in line
 
 
 def rehashed(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:

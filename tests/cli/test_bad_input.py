@@ -40,7 +40,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     [
         pytest.param(["sequence_paralel"], ["no built-in pass", "did you mean 'sequence_parallel'?"], id="misspelt-builtin"),
         pytest.param(["zzz"], ["no built-in pass 'zzz'", "`tcverify passes` lists"], id="unknown"),
-        pytest.param(["mine.py"], ["which pass of the file", "mine.py:MyPass"], id="file-without-attribute"),
+        pytest.param(["mine.py"], ["does not name a pass in the file", "mine.py:MyPass"], id="file-without-attribute"),
         pytest.param(["no_such:Pass"], ["no module 'no_such'", "current directory"], id="missing-module"),
         pytest.param(["no_such.py:Pass"], ["no file no_such.py"], id="missing-file"),
         pytest.param(["mine.py:raise"], ["mine.py has no 'raise'", "did you mean 'raises'?"], id="missing-attribute"),

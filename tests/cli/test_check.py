@@ -265,7 +265,7 @@ def test_inputs_of_which_nothing_is_known_are_named(graphs: Path) -> None:
     found = check("graphs.py:one", "--mesh", "tp=2", pass_="graphs.py:widens")
 
     assert found.code == 0, found.out + found.err
-    assert "whether ranks hold the same of bias_1: treated as different" in " ".join(found.out.split())
+    assert "placement unknown, treated as different on the ranks: bias_1" in " ".join(found.out.split())
     assert "as the values or the graph say: x_1 (" in " ".join(found.out.split())  # an all_reduce sums it
     placed = check("graphs.py:one", "--mesh", "tp=2", "--placement", "bias_1=tp:varying", pass_="graphs.py:widens")
     assert "placement unknown" not in placed.out
@@ -322,7 +322,7 @@ def test_an_exported_program_is_checked(graphs: Path) -> None:
                      ["neither a mesh dim nor ranks"], id="group"),
         pytest.param("graphs.py:one", ["--world-size", "2,4"], ["names 2 sizes"], id="two-sizes"),
         pytest.param("graphs.py:one", ["--mesh", "tp=2", "--placement", "x_1=tp"],
-                     ["does not say over which mesh dim"], id="placement"),
+                     ["names no mesh dim"], id="placement"),
         pytest.param("graphs.py:one", ["--mesh", "tp=2", "--placement", "x_1=tp:odd"],
                      ["'odd' is not a placement"], id="no-placement"),
         pytest.param("graphs.py:one", ["--mesh", "tp=2", "--placement", "z=tp:varying"],

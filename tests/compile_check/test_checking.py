@@ -499,7 +499,7 @@ class TestOneRankForAll:
         known = {"7": GroupFacts("tp", (0, 1)), "9": GroupFacts("dp", (0, 2))}
         mesh = mesh_for(known, 4)
         assert {dim.name: dim.groups for dim in mesh.dims} == {"tp": ((0, 1), (2, 3)), "dp": ((0, 2), (1, 3))}
-        with pytest.raises(ProgramError, match="no row of a grid of 4 ranks"):
+        with pytest.raises(ProgramError, match="not a row of a grid of 4 ranks"):
             mesh_for({"7": GroupFacts("tp", (0, 3))}, 4)
 
 

@@ -189,7 +189,7 @@ def test_a_profile_that_changes_is_read_anew(tmp_path: Path) -> None:
         ('sources = ["measured on Monday"]', "sources = [1]", "sources is not a list of strings", ""),
         ('sources = ["measured on Monday"]', 'name = ""', "name is '', not a name", ""),
         ('sources = ["measured on Monday"]', "color = 1", "the profile has no field 'color'", "fields: name, "),
-        ("[launch]", "[launch", "is no TOML", ""),
+        ("[launch]", "[launch", "is not TOML", ""),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_with_file_and_field(old: str, new: str, message: str, hint: str) -> None:

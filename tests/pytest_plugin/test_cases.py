@@ -173,7 +173,7 @@ REFUSED = [
     (("identity",), {"meshes": [{"tp": 0}]}, "not all at least 1"),
     (("identity",), {"meshes": [{"tp": 1}]}, "at least 2 ranks, not 1"),
     (("identity",), {"meshes": [{"tp": 2}], "world_sizes": (2,)}, "exclude each other"),
-    (("identity",), {"meshes": [{"tp": 2}], "programs": st.just(PROGRAM)}, "cannot be given with a strategy"),
+    (("identity",), {"meshes": [{"tp": 2}], "programs": st.just(PROGRAM)}, "cannot be combined with a strategy"),
     (("identity",), {"programs": 42}, "programs=42 is not a strategy"),
     (("identity",), {"programs": "structurd"}, "there is no programs='structurd'"),
     (("identity",), {"programs": _bare}, "programs=_bare returned 42"),
