@@ -199,7 +199,7 @@ def _suited(
                 )  # fmt: skip
             drawings[number] = replace(drawing, strategy=found.strategy)
             if found.names != (DEFAULT_STRATEGY,):
-                tell(f"strategies: {', '.join(found.names)}, whose programs {subject.facts.name} changes most often")
+                tell(f"strategies: {', '.join(found.names)} (changed most by {subject.facts.name})")
             first[number] = found.first
     made = []
     for job in jobs:

@@ -95,7 +95,7 @@ def test_lines_that_wrong_kernels_have_in_common_are_suspected(tmp_path: Path):
     assert first.passed < first.of_passed / 2
     text = suspect_lines(finished.searched)[0]
     assert f"searched_passes.py:{line}, reached by {first.wrong} of {first.of_wrong} failing kernel" in text
-    assert text.endswith(f"by {first.passed} of {first.of_passed} that pass")
+    assert text.endswith(f"by {first.passed} of {first.of_passed} passing")
 
 
 def test_nothing_is_suspected_of_a_sound_pass(tmp_path: Path):

@@ -266,12 +266,12 @@ def test_inputs_of_which_nothing_is_known_are_named(graphs: Path) -> None:
 
     assert found.code == 0, found.out + found.err
     assert "placement unknown, treated as different on the ranks: bias_1" in " ".join(found.out.split())
-    assert "as the values or the graph say: x_1 (" in " ".join(found.out.split())  # an all_reduce sums it
+    assert "according to the values or the graph: x_1 (" in " ".join(found.out.split())  # an all_reduce sums it
     placed = check("graphs.py:one", "--mesh", "tp=2", "--placement", "bias_1=tp:varying", pass_="graphs.py:widens")
     assert "placement unknown" not in placed.out
     assert "varying over tp: 2 inputs" in placed.out
     everything = check("graphs.py:one", "--mesh", "tp=2", "--placement", "*_1=tp:replicated", pass_="graphs.py:widens")
-    assert "taken as different" not in everything.out
+    assert "treated as different" not in everything.out
 
 
 def test_a_pass_that_finds_nothing_to_do_has_tested_nothing(graphs: Path) -> None:

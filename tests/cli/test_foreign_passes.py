@@ -198,7 +198,7 @@ def test_a_pass_on_asynchronous_collectives_gets_programs_that_have_them(place: 
     assert outcome.code == 1
     out = " ".join(outcome.out.split())
     assert re.match(
-        r"programs of mixed, functional, [a-z, -]*, where sink_waits changes most sink_waits on 2 ranks", out
+        r"strategies: mixed, functional, [a-z, -]* \(changed most by sink_waits\) sink_waits on 2 ranks", out
     )
     assert "may still read it" in out
     events = map(json.loads, (place / "sunk" / "events.ndjson").read_text().splitlines())
@@ -223,7 +223,7 @@ def test_replay_shows_what_the_pass_prints(place: Path) -> None:
         SINKS.replace("    place = {", "    print('\x1b[31mhere:', len(gm.graph.nodes), 'nodes')\n    place = {")
     )
     out = run_here(*replayed).out
-    assert re.search(r"what the pass has printed, on all ranks:\n    [^\x1b]*here: \d+ nodes\n", out)
+    assert re.search(r"output of the pass, on all ranks:\n    [^\x1b]*here: \d+ nodes\n", out)
 
 
 def test_several_strategies_are_named(place: Path) -> None:
