@@ -336,7 +336,7 @@ def test_an_exported_program_is_checked(graphs: Path) -> None:
                      ["on rank 0: it raises KeyError: 'layers'", "graphs.py:"], id="raises"),
         pytest.param("graphs.py:wants", [],
                      ["the function requires 'more'", "without arguments, or with rank and world_size"], id="wants"),
-        pytest.param("graphs.py:a_number", [], ["it gives a int", "return a GraphModule"], id="no-graph"),
+        pytest.param("graphs.py:a_number", [], ["it returns a int", "return a GraphModule"], id="no-graph"),
         pytest.param("graphs.py:dies", [], ["crashed its process (exit code -9)"], id="dies"),
         pytest.param("graphs.py:sleeps", ["--capture-timeout", "2"],
                      ["did not return within 2 s", "--capture-timeout"], id="hangs"),
