@@ -134,5 +134,5 @@ def test_a_folder_with_one_case_is_the_page_of_that_case(folder: Path) -> None:
     for path in paths(folder)[1:]:
         shutil.rmtree(path.parent)
     outcome = CliRunner().invoke(main, ["show", str(folder), "--format", "html"])
-    assert "What can go wrong in passes" not in outcome.output
+    assert "Defects of passes" not in outcome.output
     assert "What is wrong" in outcome.output

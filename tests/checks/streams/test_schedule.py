@@ -164,7 +164,7 @@ def test_a_lowering_that_promises_a_schedule_declares_it() -> None:
         ({**TIMES, "serial_s": 10**400}, "gives no time for 'serial_s'"),
         ({**TIMES, "sync_overhead_s": -1.0}, "gives no time for 'sync_overhead_s'"),
         ({**TIMES, "critical_path_s": True}, "gives no time for 'critical_path_s'"),
-        ([1.0], "is no dict but list"),
+        ([1.0], "is not a dict, but a list"),
     ],
 )
 def test_a_malformed_schedule_is_named(schedule: Any, words: str) -> None:
