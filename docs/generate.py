@@ -160,7 +160,8 @@ PARTS = {
 
 def python() -> str:
     """The page of the Python interface: mkdocstrings makes it of the docstrings of the public names."""
-    public = [name for name in (*tcverify.__all__, "verifies", "run", "RunResult") if hasattr(getattr(tcverify, name), "__module__")]
+    names = (*tcverify.__all__, "verifies", "run", "RunResult")
+    public = [name for name in names if hasattr(getattr(tcverify, name), "__module__")]
     constants = {name: getattr(tcverify, name) for name in tcverify.__all__ if name.isupper()}
     listed = [name for names in PARTS.values() for name in names]
     rest = [name for name in public if name not in listed and name not in constants]

@@ -1,4 +1,4 @@
-"""tcverify: does this compiler pass keep the meaning of a distributed program?
+"""tcverify: does this compiler pass preserve the meaning of a distributed program?
 
 The names below are imported when they are first used, so that the pytest plugin, which every run of pytest imports, costs
 nothing where it is not used. `verifies` needs pytest, `run` and `register_strategy` Hypothesis: the names that `import *` takes

@@ -12,7 +12,7 @@ class TcverifyError(Exception):
 
     Args:
         message: what is wrong and where.
-        hint: how to mend it, one sentence.
+        hint: how to fix it, one sentence.
     """
 
     def __init__(self, message: str, hint: str | None = None) -> None:

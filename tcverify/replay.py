@@ -49,7 +49,7 @@ def replay_case(case: Counterexample, confirm: Executor | None, *, blame: bool =
         blame: whether to search for the rewrites that it comes from.
     """
     if not case.replayable:
-        return ReplayResult("error", "the pass was a closure or an instance, which another process cannot find")
+        return ReplayResult("error", "the pass was a closure or an instance, which another process cannot import")
     try:
         with Guarded(case.facts.target, case.facts.options, timeout=case.pass_timeout) as subject:
             facts = subject.facts
@@ -64,7 +64,7 @@ def replay_case(case: Counterexample, confirm: Executor | None, *, blame: bool =
                     outcome.case.finding.kind, case.contract, confirm, domain=case.domain, deep=case.deep
                 )
                 named = replace(outcome.case, blame=bisect(subject, verdict, terms))
-                outcome = replace(outcome, case=named, message=f"{outcome.message}\nblame: {named.blame}")
+                outcome = replace(outcome, case=named, message=f"{outcome.message}\nroot cause: {named.blame}")
     except TcverifyError as error:
         return ReplayResult("error", str(error))
     return outcome
@@ -79,7 +79,10 @@ def _judge(case: Counterexample, verdict: Verdict, facts: PassFacts, changed: bo
         aside = [note.detail for note in verdict.notes if note.reason == f"{case.domain}-aside"]
         if aside and case.finding.domain == case.domain:
             return ReplayResult(
-                "error", f"the {case.domain} domain, which showed it, now steps aside: {aside[0]}", None, changed
+                "error",
+                f"the {case.domain} domain, in which it was found, is not applicable now: {aside[0]}",
+                None,
+                changed,
             )
         gone = "the program passes" if known == "run-died" else f"{known} is gone"
         return ReplayResult("fixed", gone, None, changed)
@@ -137,7 +140,7 @@ def reproduce(
         return 130
     found = [f.kind for f in verdict.findings]
     if not found:
-        say(console, f"{verdict.status}: {kind} does not show")
+        say(console, f"{verdict.status}: {kind} does not occur")
         for doubt in verdict.doubts:
             say(console, sanitize(f"  {doubt.reason}: {doubt.detail}"))
         for note in verdict.notes:

@@ -241,7 +241,7 @@ def _results(
             return None
         in_place = result is module or result.graph is given
         if not in_place and base is not None and not _is_original(base, rank, given):
-            message = "it changed the graph it was given, although it returned a new one"
+            message = "it changed its input graph, although it returned a new one"
             _note(pair, Defect("input-mutated", rank, message, stage=stage))
         rewrites.update(rewrites_of(loaded.subject))
         for defect in list_reported_defects(loaded.subject):
@@ -381,7 +381,7 @@ def defects_of(takes: str, graph: fx.Graph, rank: int, module: fx.GraphModule | 
         if module is not None:
             module.recompile()
             if all(map(_traceable, graph.nodes)) and not same_structure(graph, fx.Tracer().trace(module)):
-                return [Defect("code", rank, "its generated Python code traces to another graph")]
+                return [Defect("code", rank, "its generated Python code does not trace to the same graph")]
     except Exception as error:  # noqa: BLE001 - code generation fails in as many ways as there are graphs
         return [Defect("code", rank, f"its generated Python code does not work: {describe_error(error)}")]
     return []
@@ -415,7 +415,7 @@ def _use_before_definition(graph: fx.Graph) -> tuple[str, str] | None:
     last: fx.Node | None = None
     for node in graph.nodes:
         if last is not None:
-            return f"node '{node.name}' stands behind the output, where nothing runs", node.name
+            return f"node '{node.name}' is after the output, where it never runs", node.name
         last = node if node.op == "output" else None
         for operand in node.all_input_nodes:
             if operand.graph is not graph:
@@ -465,7 +465,7 @@ def _look_for_impurity(loaded: LoadedPass, program: Program, ranks: AppliedRanks
     scratch = Pair(program)
     repeated = _apply_stages(loaded, ranks, ranks.modules(program), scratch)
     if repeated is None or not all(same_structure(graph, repeated[rank].graph) for rank, graph in graphs.items()):
-        message = "applied twice to the same graph, it gives two results"
+        message = "two applications to the same graph give different results"
         pair.defects.append(Defect("unrepeatable", 0, message + _excuse(scratch)))
         return
     if pair.foreign is not None or pair.rewritten is None:
@@ -486,7 +486,7 @@ def _look_for_impurity(loaded: LoadedPass, program: Program, ranks: AppliedRanks
     scratch = Pair(program)
     made = _program_of(program, ranks, again, scratch)
     if scratch.defects:
-        message = "applied to its own result, it leaves a graph that cannot run"
+        message = "applied to its own result, it returns a graph that cannot run"
         pair.defects.append(Defect("second-application", 0, message + _excuse(scratch)))
     pair.again = made if scratch.foreign is None else None
 

@@ -175,14 +175,14 @@ class AppliedPass:
 
 
 class Guarded:
-    """A pass in a worker process of its own, started at once and again whenever it has ended.
+    """A pass in a separate worker process, which starts at once, and again whenever it has ended.
 
     Args:
         target: "module:attribute" or "path/file.py:attribute".
         options: keyword options of the pass.
-        timeout: seconds that one application (all ranks) may take.
-        covered: records what the pass reaches of its own code (see `Pair.reached`): of the files that define it, or of the
-            modules named here. None records nothing.
+        timeout: time limit for one application (all ranks), in seconds.
+        covered: record the coverage of the pass's code (see `Pair.reached`): of the files that define it, or of the modules
+            named here. None records nothing.
 
     Attributes:
         files: those that define the pass, where it is recorded what it reaches.
@@ -237,7 +237,7 @@ class Guarded:
         return self._main().vocabulary() if self.covered is not None else Vocabulary()
 
     def forget(self) -> None:
-        """Let the pass count as never applied: what it reaches is told again. Nothing may be under way."""
+        """Reset coverage, as if the pass had never been applied. No application may be in flight."""
         if self._worker is not None and self._worker.free():
             self._worker.forget()
 
@@ -312,7 +312,7 @@ def subject_of(pass_: Any) -> Subject:
 
 def _compare_hash_order(pair: Pair, other: Pair) -> None:
     if other.failure is not None:
-        message = f"in a process with another PYTHONHASHSEED it {other.failure.message}"
+        message = f"with another PYTHONHASHSEED it {other.failure.message}"
         pair.defects.append(Defect("hash-order", 0, message))
     elif other.rewritten is None or pair.rewritten is None or dumps(other.rewritten) != dumps(pair.rewritten):
         message = "its result depends on the order in which Python hashes strings (PYTHONHASHSEED)"
@@ -442,7 +442,7 @@ class _Worker:
             # What the pass has forked holds the pipe open, too: the pipe alone does not tell that the process has died.
             ready = wait([self._connection, self._process.sentinel], timeout)
             if not ready:
-                return PassFailure("pass-timeout", f"did not come back within {timeout:g} s", None, self._stack())
+                return PassFailure("pass-timeout", f"did not return within {timeout:g} s", None, self._stack())
             if not self._connection.poll(0):
                 raise EOFError
             return parts_of(self._connection.recv_bytes())
@@ -455,9 +455,9 @@ class _Worker:
     def _explain(self, error: Exception) -> PassFailure:
         """What an error of the conversation says about the pass."""
         if isinstance(error, BlockingIOError):  # it stopped in mid-message
-            return PassFailure("pass-timeout", "stopped without finishing its answer", None, self._stack())
+            return PassFailure("pass-timeout", "stopped in the middle of its reply", None, self._stack())
         self._process.join(5)
-        return PassFailure("pass-died", f"took its process down ({self._exit()})", None, self.tail())
+        return PassFailure("pass-died", f"crashed its process ({self._exit()})", None, self.tail())
 
     def _exit(self) -> str:
         code = self._process.exitcode

@@ -108,7 +108,7 @@ def prepare_pass(subject: Any, target: str, options: Mapping[str, Any], source: 
             raise PassLoadError(f"pass '{where}': {error.message}", error.hint) from None
         except Exception as error:
             raise PassLoadError(
-                f"pass '{where}' cannot be made with options {dict(options)}: {type(error).__name__}: {error}",
+                f"pass '{where}' cannot be constructed with options {dict(options)}: {type(error).__name__}: {error}",
                 "give the arguments of its constructor with --pass-option name=value",
             ) from error
     elif options and callable(subject):
@@ -126,10 +126,7 @@ def prepare_pass(subject: Any, target: str, options: Mapping[str, Any], source: 
     return LoadedPass(_caller(subject, where), subject, contract, facts)
 
 
-_PROTOCOL = (
-    "a pass takes a GraphModule (and, if it wants them, example inputs), or a Graph, and returns one, or None when it works in "
-    "place"
-)
+_PROTOCOL = "a pass takes a GraphModule (and optionally example inputs) or a Graph, and returns one, or None if it works in place"
 
 
 def _caller(subject: Any, where: str) -> Callable[[fx.GraphModule], Any]:

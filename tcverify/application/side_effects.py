@@ -148,7 +148,7 @@ class GlobalChanges:
     left: list[str]
 
     def __str__(self) -> str:
-        rest = f"; could not be put back: {', '.join(self.left)}" if self.left else ""
+        rest = f"; could not be restored: {', '.join(self.left)}" if self.left else ""
         return f"changed {', '.join(self.what)}{rest}"
 
 

@@ -32,7 +32,7 @@ NAMED = 8
 KERNEL = "kernel: "
 
 _NAME = re.compile(r"[0-9a-f]{32}\.json")
-_HINT = "choose another place with --corpus"
+_HINT = "choose another path with --corpus"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Corpus:
             found = sorted(path for path in self.directory.iterdir() if path.name not in self._read)
         except OSError as error:
             self._warn(
-                f"the corpus {self.directory} cannot be read: {error.strerror or error}; what it holds is not tried"
+                f"the corpus {self.directory} cannot be read: {error.strerror or error}; its cases are not tried"
             )
             return
         for path in found:
@@ -138,7 +138,7 @@ class Corpus:
             write_atomically(path, text, _HINT)
         except TcverifyError as error:
             if not self._broken:
-                self._warn(f"a case is not kept: {error.message}; the run goes on")
+                self._warn(f"a case was not saved: {error.message}; the run continues")
             self._broken = True
             return False
         self._read.add(path.name)
@@ -153,9 +153,9 @@ class Corpus:
     def _complain(self, error: TcverifyError) -> None:
         self._told += 1
         if self._told <= NAMED:
-            self._warn(f"the corpus {self.directory}: {error.message}, and is left out")
+            self._warn(f"the corpus {self.directory}: {error.message}; skipped")
         elif self._told == NAMED + 1:
-            self._warn(f"the corpus {self.directory}: more files like these are left out, too")
+            self._warn(f"the corpus {self.directory}: more such files are skipped")
 
 
 def reasons_of(patterns: Iterable[str], labels: Iterable[str]) -> list[str]:

@@ -25,7 +25,7 @@ from tcverify.system.files import is_alive, remove_unfinished, write_atomically,
 KIND = "run-died"
 
 _PREFIX = "in-flight-"
-_FINDING = Finding(KIND, "campaign", "the run ended while it verified this program")
+_FINDING = Finding(KIND, "campaign", "the run ended while verifying this program")
 
 
 #: Bytes that the file may hold before it is begun anew. Renaming a file onto another one makes some file systems write it to
@@ -56,7 +56,7 @@ class InFlight:
             state_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
-                f"{state_dir} cannot be made: {error.strerror}", "run in a directory that you may write to"
+                f"{state_dir} cannot be created: {error.strerror}", "run in a writable directory"
             ) from None
 
     def note(self, program: Program, deep: bool) -> None:

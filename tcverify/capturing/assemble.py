@@ -28,15 +28,15 @@ def program_of(
     seed: int = 0,
     unknown: bool = False,
 ) -> Program:
-    """Make a program of the captured graphs of all ranks, in the order of ranks.
+    """Build a program from the captured graphs of all ranks, in the order of ranks.
 
     Args:
-        mesh: the mesh dims, where they are known; groups that it lacks are added (see `groups.mesh_of`).
-        placements: of inputs, by name and mesh dim; they go before what was captured. A pattern such as "primals_*" is for the
-            inputs of these names of which nothing was captured.
+        mesh: the mesh dims, if known; missing groups are added (see `groups.mesh_of`).
+        placements: of inputs, by name and mesh dim; they override captured ones. A pattern such as "primals_*" applies to the
+            inputs with these names whose placement was not captured.
         seed: of the drawn values.
-        unknown: whether inputs of which nothing is known are said to be unknown, where the graphs do not tell that every rank
-            has values of its own: they gather or sum them. Else they are taken as equal on all ranks.
+        unknown: whether inputs without a known placement stay unknown, unless the graphs show by gathers or sums that every
+            rank has its own values. Otherwise they are treated as equal on all ranks.
 
     Raises:
         ProgramError: the parts do not fit together.
@@ -168,9 +168,9 @@ def _fitting(name: str, held: Mapping[int, CapturedInput], mesh: Mesh, placed: P
         if not placed:
             return _by_shape(held)
         raise ProgramError(
-            f"input '{name}' has the shapes {sorted({one.spec.shape for one in held.values()})} on the ranks, which are no "
+            f"input '{name}' has the shapes {sorted({one.spec.shape for one in held.values()})} on the ranks, which are not "
             f"parts of one tensor placed {', '.join(f'{p} over {d}' for d, p in placed)}",
-            f"say how it is placed: --placement {name}=DIM:PLACEMENT",
+            f"give its placement: --placement {name}=DIM:PLACEMENT",
         ) from None
     probe = InputSpec(name, shape, next(iter(held.values())).spec.dtype, placed)
     fitting = all(probe.local_shape(mesh, rank) == one.spec.shape for rank, one in held.items())
@@ -376,7 +376,7 @@ def _dim_of(mesh: Mesh, rank: int, name: str, facts: GroupFacts | None) -> MeshD
             if dim.group(rank) == facts.ranks:
                 return dim
         raise ProgramError(
-            f"group '{name}' of rank {rank} is {list(facts.ranks)}, which no mesh dim has ({mesh})",
+            f"group '{name}' of rank {rank} is {list(facts.ranks)}, which matches no mesh dim ({mesh})",
             "give the mesh with --mesh, or the graph of every rank",
         )
     for dim in mesh.dims:
@@ -415,7 +415,7 @@ def _check_rules(captured: Captured, mesh: Mesh, rank: int, rules: Sequence[Rank
             value = value[place] if isinstance(value, (list, tuple)) and place < len(value) else None
         path = ".".join(map(str, rule.argument))
         if type(value) is not int:
-            raise ProgramError(f"argument {path} of node '{rule.node}' is no integer of the graph: {value!r}")
+            raise ProgramError(f"argument {path} of node '{rule.node}' is not an integer: {value!r}")
         if value != rule.value(mesh, rank):
             raise ProgramError(
                 f"argument {path} of node '{rule.node}' is {value} on rank {rank}, but its rule gives {rule.value(mesh, rank)}"

@@ -20,12 +20,12 @@ from tcverify.ops import define_ops, qualified_name
 
 #: Why some of them are not written anew.
 REASONS = {
-    "allgather_coalesced_": "it is not called by torch.distributed any more",
+    "allgather_coalesced_": "torch.distributed no longer calls it",
     "check_for_nan": "it only checks values",
     "gather_": "no functional collective gathers on one rank",
     "gather_into_tensor_": "no functional collective gathers on one rank",
-    "monitored_barrier_": "it waits by the clock",
-    "recv_any_source_": "whom it meets is up to the network",
+    "monitored_barrier_": "it depends on a timeout",
+    "recv_any_source_": "its peer depends on timing",
     "reduce_": "no functional collective reduces on one rank",
     "scatter_": "no functional collective scatters from one rank",
 }
@@ -90,7 +90,7 @@ class _Rewriter:
         write: Callable[..., Any] | None = getattr(self, f"_{base.strip('_')}", None) if base not in REASONS else None
         if write is None:
             raise ProgramError(
-                f"node '{node.name}' calls c10d::{base}: {REASONS.get(base, 'it is not known here')}",
+                f"node '{node.name}' calls c10d::{base}: {REASONS.get(base, 'it is not supported')}",
                 "use another collective, or a functional one (torch.distributed._functional_collectives)",
             )
         names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
@@ -105,7 +105,7 @@ class _Rewriter:
             getattr(self._module, str(value.target)) if isinstance(value, fx.Node) and value.op == "get_attr" else value
         )
         if not isinstance(found, torch.ScriptObject):
-            raise ProgramError(f"node '{node.name}' is given a {type(found).__name__} in place of a process group")
+            raise ProgramError(f"node '{node.name}' is given a {type(found).__name__} instead of a process group")
         return found
 
     def _reduction(self, node: fx.Node, given: dict[str, Any]) -> str:
@@ -182,7 +182,7 @@ class _Rewriter:
         vals = [_val(x) for x in tensors]
         if any(v is None or not v.dim() or v.shape[1:] != vals[0].shape[1:] for v in vals):
             raise ProgramError(
-                f"node '{node.name}' communicates a list of tensors that cannot be put behind each other",
+                f"node '{node.name}' communicates a list of tensors that cannot be concatenated",
                 "use the form with one tensor",
             )
         sizes = [v.shape[0] for v in vals]

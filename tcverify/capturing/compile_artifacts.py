@@ -185,7 +185,7 @@ def read_artifact(artifact: ArtifactText) -> Captured:
         tree = ast.parse(anonymous)
     except SyntaxError as error:
         raise ProgramError(
-            f"{where}: line {error.lineno} is no Python ({error.msg}): the file is cut off, or was edited",
+            f"{where}: line {error.lineno} is not Python ({error.msg}): the file is truncated, or was edited",
             "give the whole file, as torch.compile wrote it",
         ) from None
     module, sizes = _Reader(where, tree).read()
@@ -207,7 +207,7 @@ class _Reader:
         self._import()
         functions = {one.name: one for one in model.body if isinstance(one, ast.FunctionDef)}
         if "forward" not in functions:
-            raise ProgramError(f"{self._where}: class {model.name} has no forward: the file is cut off")
+            raise ProgramError(f"{self._where}: class {model.name} has no forward: the file is truncated")
         if "__init__" in functions:
             for statement in functions["__init__"].body:
                 self._attribute(statement)
@@ -216,7 +216,7 @@ class _Reader:
         for statement in forward.body:
             self._statement(statement)
         if not any(node.op == "output" for node in self._graph.nodes):
-            raise ProgramError(f"{self._where}: forward returns nothing: the file is cut off")
+            raise ProgramError(f"{self._where}: forward returns nothing: the file is truncated")
         return fx.GraphModule(self._root, self._graph, class_name="Artifact"), self._groups()
 
     def _import(self) -> None:
@@ -258,7 +258,7 @@ class _Reader:
                 return None  # no tensor: nothing reads it
             self._fail(
                 argument,
-                f"nothing says of what shape input '{argument.arg}' is",
+                f"the shape of input '{argument.arg}' is unknown",
                 "give a file with load_args (fx_graph_runnable), or with annotations (print_readable)",
             )
         sizes, strides = (
@@ -268,7 +268,7 @@ class _Reader:
         if sizes is None:
             self._fail(
                 argument,
-                f"input '{argument.arg}' has sizes that are no numbers: {match[0]}",
+                f"input '{argument.arg}' has symbolic sizes: {match[0]}",
                 "compile with dynamic=False",
             )
         return _fake(sizes, strides, 0, _DTYPES[match[1]])
@@ -348,7 +348,7 @@ class _Reader:
             if not isinstance(statement.value, ast.Constant):  # a docstring
                 self._value(statement.value)
         elif not isinstance(statement, (ast.Delete, ast.Pass)):
-            self._fail(statement, f"a graph holds no '{ast.unparse(statement).splitlines()[0]}'")
+            self._fail(statement, f"a graph cannot contain '{ast.unparse(statement).splitlines()[0]}'")
 
     @staticmethod
     def _wanted(target: ast.expr) -> str | None:
@@ -404,7 +404,7 @@ class _Reader:
             parts = [None if part is None else self._value(part) for part in (at.lower, at.upper, at.step)]
             return slice(*parts)
         else:
-            self._fail(at, f"a graph holds no '{ast.unparse(at)}'")
+            self._fail(at, f"a graph cannot contain '{ast.unparse(at)}'")
         if any(isinstance(one, fx.Node) for one in operands):
             return self._call(function, operands, {}, name)
         try:
@@ -416,8 +416,8 @@ class _Reader:
         if isinstance(at.value, ast.Name) and at.value.id == "self":
             if not hasattr(self._root, at.attr):
                 self._fail(
-                    at, f"the graph reads self.{at.attr}, a module or a constant that the file does not hold",
-                    "compile without what makes submodules (control flow, Triton kernels of users)",
+                    at, f"the graph reads self.{at.attr}, a module or a constant that is not in the file",
+                    "compile without ops that create submodules (control flow, user-defined Triton kernels)",
                 )  # fmt: skip
             if at.attr not in self._attributes:
                 self._attributes[at.attr] = self._graph.get_attr(at.attr)
@@ -457,7 +457,7 @@ class _Reader:
                 return getattr(module, text.partition(".")[2])
         if text.startswith("torch."):
             return self._value(at.func)
-        self._fail(at, f"'{text}' is called, and the file does not say what it is")
+        self._fail(at, f"'{text}' is called, but the file does not define it")
 
     # ------------------------------------------------------------------------------------------------------ groups
 

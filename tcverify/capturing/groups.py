@@ -215,7 +215,7 @@ def groups_from_sizes(sizes: Mapping[str, GroupSize], mesh: Mesh, rank: int) -> 
         fitting = [dim for dim in mesh.dims if len(dim.group(rank)) == sizes[name].size]
         if not fitting:
             raise ProgramError(
-                f"group '{name}' has {sizes[name].size} ranks, and no dim of the mesh {mesh_text(mesh)} has so many",
+                f"group '{name}' has {sizes[name].size} ranks, and no dim of the mesh {mesh_text(mesh)} has this size",
                 f"give another --mesh, or the ranks of the group: --group {name}=0,1;2,3",
             )
         named = [dim for dim in fitting if dim.name in (name, _dim_name(name))]
@@ -237,7 +237,7 @@ def rank_at(sizes: Mapping[str, GroupSize], mesh: Mesh) -> int | None:
 def unknown_group(name: str, rank: int) -> ProgramError:
     return ProgramError(
         f"group '{name}' in the graph of rank {rank} has no known ranks",
-        f"say which mesh dim it is, e.g. --mesh tp=2 --group {name}=tp, or give its ranks: --group {name}=0,1",
+        f"give its mesh dim, e.g. --mesh tp=2 --group {name}=tp, or its ranks: --group {name}=0,1",
     )
 
 

@@ -28,13 +28,13 @@ def capture(
     *,
     training: bool = False,
 ) -> Captured:
-    """Capture what this rank runs of a model, as AOTAutograd gives it to compilers.
+    """Capture this rank's graph of a model, as AOTAutograd passes it to compilers.
 
-    Needs a process group, which may be a fake one: `tcverify check` makes it for the function that calls this.
+    Requires a process group, which may be fake: `tcverify check` creates it for the function that calls this.
 
     Args:
         model: parallelised as usual (`parallelize_module`, DTensor parameters, functional collectives).
-        args, kwargs: example inputs; DTensors among them tell their placement.
+        args, kwargs: example inputs; the placements of DTensors are kept.
         training: capture the backward pass as well, as one joint graph.
 
     Raises:
@@ -52,7 +52,7 @@ def capture(
         text = str(error).strip().splitlines() or [""]
         raise ProgramError(
             f"AOTAutograd cannot capture the model: {type(error).__name__}: {text[0]}",
-            "capture a graph by other means (make_fx, torch.compile with a backend that keeps it) and give that",
+            "capture a graph in another way (make_fx, torch.compile with a backend that keeps it) and pass that",
         ) from error
     finally:  # torch puts a module that stands in two places back together with what it traced it on
         for module_, parameters, buffers in own:

@@ -88,7 +88,7 @@ def plain(
     writer = _Writer(module, dict(facts or {}), example_inputs, ranks)
     graph = writer.write()
     if writer.reordered:
-        notes.append(f"taken as contiguous in memory, which they were not: {', '.join(writer.reordered)}")
+        notes.append(f"treated as contiguous, although they were not: {', '.join(writer.reordered)}")
     used = group_names_in(graph)
     return Captured(
         graph,
@@ -180,13 +180,13 @@ def _require_plain(value: torch.Tensor, where: str) -> None:
     if is_traceable_wrapper_subclass(value):
         raise ProgramError(
             f"{where} is a {type(value).__name__}, and the graph does not show what happens to its parts",
-            "capture the graph behind AOTAutograd: by tcverify.capture, or by torch.compile with backend aot_autograd(…)",
+            "capture the graph after AOTAutograd: by tcverify.capture, or by torch.compile with backend aot_autograd(…)",
         )
 
 
 def _no_shape(node: fx.Node) -> ProgramError:
     return ProgramError(
-        f"nothing says of what shape input '{node.name}' is: it has no meta['val']",
+        f"the shape of input '{node.name}' is unknown: it has no meta['val']",
         "return the graph with example inputs, as (graph_module, example_inputs), or capture it on fake tensors",
     )
 
@@ -270,7 +270,7 @@ class _Writer:
             return
         if type(value).__name__ in _WRAPPERS:
             raise ProgramError(
-                f"node '{node.name}' is a {type(value).__name__} that the capture has not looked into",
+                f"node '{node.name}' is a {type(value).__name__} that the capture did not unpack",
                 "return and close over plain tensors (.to_local(), .wait()), or capture the model with tcverify.capture",
             )
         if node.target in self._lifted:

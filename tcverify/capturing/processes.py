@@ -91,12 +91,12 @@ def _answer(
     where = source.text if source.world_size is None else f"{source.text} on rank {source.rank}"
     try:
         if not connection.poll(timeout):
-            raise ProgramError(f"{where} did not come back within {timeout:g} s", "give it more with --capture-timeout")
+            raise ProgramError(f"{where} did not return within {timeout:g} s", "raise the limit with --capture-timeout")
         reply = json.loads(connection.recv_bytes())
     except (EOFError, OSError):
         process.join(5)
         tail = "\n".join(log.read().decode(errors="replace").splitlines()[-12:])
-        raise ProgramError(f"{where} took its process down (exit code {process.exitcode})", tail or None) from None
+        raise ProgramError(f"{where} crashed its process (exit code {process.exitcode})", tail or None) from None
     if "error" in reply:
         message, hint = reply["error"]
         raise ProgramError(f"{where}: {message}", hint)
@@ -109,7 +109,7 @@ def _answer(
 
 
 _EXTEND = (
-    "name the module that defines the op with --extension: all processes have to know it; what is no op is traced away"
+    "name the module that defines the op with --extension: all processes need it; other functions are traced through"
 )
 
 
@@ -184,7 +184,7 @@ def _called(source: CaptureSource) -> Any:
     strange = [name for name in needed if name not in given]
     if strange:
         raise ProgramError(
-            f"the function wants '{strange[0]}'", "a function that gives graphs takes nothing, or rank and world_size"
+            f"the function requires '{strange[0]}'", "it is called without arguments, or with rank and world_size"
         )
     if source.world_size is None:
         return function(**wanted)
@@ -206,7 +206,7 @@ def _as_rank(rank: int, world_size: int, call: Callable[[], Any]) -> Any:
         if "initialize the default process group twice" not in str(error):
             raise
         raise ProgramError(
-            "the function initialises torch.distributed itself, but it is called with a fake process group already there",
+            "the function initialises torch.distributed itself, but a fake process group already exists",
             "leave that to tcverify, or do it only if not torch.distributed.is_initialized()",
         ) from None
 
@@ -227,9 +227,9 @@ def as_captured(made: Any) -> Captured:
     if isinstance(made, fx.GraphModule):
         return plain(made)
     raise ProgramError(
-        f"it gives a {type(made).__name__}",
-        "return a GraphModule, (GraphModule, example inputs), an ExportedProgram, what tcverify.capture gives; a list, one per "
-        "rank; or a Program",
+        f"it returns a {type(made).__name__}",
+        "return a GraphModule, (GraphModule, example inputs), an ExportedProgram, the result of tcverify.capture; a list with "
+        "one per rank; or a Program",
     )
 
 

@@ -65,14 +65,14 @@ class CapturedInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Captured:
-    """The graph of one rank in plain form: placeholders are tensors and come first, shapes are numbers, `meta["val"]` has specs.
+    """The normalised graph of one rank: placeholders are tensors and come first, shapes are numbers, `meta["val"]` has specs.
 
     Attributes:
         groups: by the name that the graph uses.
         sizes: of groups whose ranks are not known.
-        rank: whose graph it is, where that is known.
+        rank: the rank of the graph, if known.
         module: owner of submodules, for graphs that have some: they cannot be written to files.
-        notes: what was done to the graph that its user may want to know.
+        notes: changes made to the graph, for the user.
     """
 
     graph: fx.Graph

@@ -96,7 +96,7 @@ def load(sources: Sequence[str], told: UserFacts) -> LoadedProgram:
     captures = [captured for one in found if not isinstance(one, Program) for captured in one]
     if len(found) > 1 and len(captures) != len(found):
         raise ProgramError(
-            f"{sources[0]} gives several graphs where one rank asks for its own", "return one graph, of that rank"
+            f"{sources[0]} returns several graphs, but one rank asked for its own", "return one graph, of that rank"
         )
     return _of_captures(captures, told, size)
 
@@ -106,13 +106,13 @@ def _of_captures(captures: list[Captured], told: UserFacts, size: int | None) ->
     said = []
     if mesh is None and any(one.sizes for one in captures):
         mesh = mesh_of_sizes(captures[0].sizes, size)
-        said = [f"the file says of its process groups no more than their sizes; taken as the mesh {mesh_text(mesh)}"]
+        said = [f"the file contains only the sizes of its process groups; assuming the mesh {mesh_text(mesh)}"]
     if len(captures) == 1:
         if mesh is None and size is not None:
             mesh = Mesh.grid({"world": size})
         if mesh is None:
             raise UsageError(
-                "one graph is given, and nothing says of how many ranks",
+                "one graph is given, but no number of ranks",
                 "give --mesh (tp=2) or --world-size; or the graph of every rank",
             )
         found = captures[0].rank if captures[0].rank is not None else rank_at(captures[0].sizes, mesh)
@@ -170,9 +170,9 @@ def _assumed(program: Program, captures: Sequence[Captured], told: UserFacts) ->
         names = [name for name in unknown if roles.get(name) in ("input", "tangent")]
         parts = [_listed(names)] if names else []
         parts += [f"{len(unknown) - len(names)} of the parameters and constants"] if len(unknown) > len(names) else []
-        said.append(f"nothing says whether ranks hold the same of {' and '.join(parts)}: taken as different")
+        said.append(f"placement unknown, treated as different on the ranks: {' and '.join(parts)}")
     if apart:
-        said.append(f"taken as different on the ranks, as the values or the graph say: {_listed(apart)}")
+        said.append(f"treated as different on the ranks, according to the values or the graph: {_listed(apart)}")
     return [f"{text} (--placement INPUT=DIM:PLACEMENT)" for text in said]
 
 
@@ -198,7 +198,7 @@ def _artifacts(sources: Sequence[str]) -> list[str] | None:
     found: list[str] = []
     for text, place in zip(sources, places, strict=True):
         if place is None:
-            raise UsageError(f"{text} is no file of torch.compile's, as the others are", "give files of one kind")
+            raise UsageError(f"{text} was not written by torch.compile, unlike the others", "give files of one kind")
         path, number = place
         graphs = texts_in(path)
         by_rank: dict[int | None, list[ArtifactText]] = {}
@@ -220,10 +220,8 @@ def _require_kind(text: str) -> None:
         if not Path(text).is_file():
             raise UsageError(f"there is no file {text}", "give the path from the current directory")
     elif ":" not in text:
-        hint = (
-            f"name it, as in {text}:graphs" if text.endswith(".py") else "give a .pt2 or .json file, or module:function"
-        )
-        raise UsageError(f"'{text}' does not say which function gives the graphs", hint)
+        hint = f"write {text}:graphs" if text.endswith(".py") else "give a .pt2 or .json file, or module:function"
+        raise UsageError(f"'{text}' names no function", hint)
 
 
 def _from_file(path: Path) -> Program:

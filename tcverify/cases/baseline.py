@@ -106,7 +106,7 @@ def add_to_baseline(path: Path, baseline: Baseline | None, cases: Sequence[Count
     after = before.with_cases(cases)
     write_baseline(after, path)
     new = len(after.known) - len(before.known)
-    return f"baseline {path}: {len(after.known)} known, {new} of them new; say why in their reasons"
+    return f"baseline {path}: {len(after.known)} known, {new} of them new; fill in their reasons"
 
 
 def write_baseline(baseline: Baseline, path: Path) -> None:
@@ -115,9 +115,7 @@ def write_baseline(baseline: Baseline, path: Path) -> None:
     for entry in entries:
         del entry["target"]
     data = {"format": FORMAT, "version": VERSION, "known": entries}
-    write_atomically(
-        path, json.dumps(data, indent=1, ensure_ascii=True) + "\n", "choose another place for the baseline"
-    )
+    write_atomically(path, json.dumps(data, indent=1, ensure_ascii=True) + "\n", "choose another path for the baseline")
 
 
 def read_baseline(path: Path) -> Baseline:
@@ -179,7 +177,7 @@ def _known(entry: Any, where: str) -> KnownFinding:
         if name not in needed + optional:
             raise UsageError(f'{where}: unknown key "{name[:40]}"', f"keys are {', '.join(needed + optional)}")
         if not isinstance(value, str):
-            raise UsageError(f'{where}: "{name}" is {json.dumps(value)[:40]}, not a text', "write it in quotes")
+            raise UsageError(f'{where}: "{name}" is {json.dumps(value)[:40]}, not a string', "write it in quotes")
     return KnownFinding(entry["pass"], *(entry.get(name, "") for name in (*needed[1:], *optional)))
 
 

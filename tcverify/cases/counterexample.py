@@ -88,7 +88,7 @@ class Counterexample:
         shrink_cut: whether shrinking ended for lack of time.
         deep: whether the finding needs a deep application (see `verify`).
         pass_timeout: seconds that one application of the pass could take.
-        domain: the number domain that was asked for; see `verify`.
+        domain: the requested number domain; see `verify`.
         notes: (reason, sentence), what else the verdict says.
         environment: versions of what it was found with.
         statistics: what the pass says of each collective of rank 0.
@@ -407,12 +407,12 @@ def find_counterexamples(where: str, directory: Path) -> list[Path]:
         by_id = where.isascii() and where.isalnum()
         matches = sorted(directory.glob(f"{where}*/{FILE_NAME}")) if by_id else []
     except (OSError, ValueError) as error:
-        raise UsageError(f"'{where[:60]}' cannot be looked up: {error}", "give a file, a directory or an id") from None
+        raise UsageError(f"'{where[:60]}' cannot be read: {error}", "give a file, a directory or an id") from None
     if not matches:
         raise UsageError(f"there is no counterexample '{where}'", f"give a file, or the id of a folder in {directory}")
     if len(matches) > 1:
         ids = ", ".join(match.parent.name for match in matches[:8])
-        raise UsageError(f"'{where}' stands for {len(matches)} counterexamples", f"give more of the id: {ids}")
+        raise UsageError(f"'{where}' matches {len(matches)} counterexamples", f"give more digits of the id: {ids}")
     return matches
 
 

@@ -25,12 +25,12 @@ _OWN: set[str] = set()
 
 
 def register_check(name: str, check: Check, kinds: Mapping[str, str] | None = None) -> None:
-    """Add a check of your own. It runs after the others on every program; `--checks` can name it.
+    """Register a check. It runs after the others on every program; `--checks` can name it.
 
     Args:
-        name: lower-case words joined by hyphens or underscores. A check of yours with this name is replaced.
+        name: lower-case words joined by hyphens or underscores. An earlier registration of this name is replaced.
         check: takes `Evidence` (the program before and after the pass, its executions, the contract) and returns findings.
-        kinds: what its kinds of findings say, in words, by kind: the headline of reports.
+        kinds: description of each kind of finding, by kind: the headline of reports.
 
     Raises:
         UsageError: the name is taken or cannot be one, or the check cannot be called.
@@ -48,7 +48,8 @@ def register_check(name: str, check: Check, kinds: Mapping[str, str] | None = No
     for kind, meaning in (kinds or {}).items():
         if KINDS.get(kind, meaning) != meaning:
             raise UsageError(
-                f"check '{name}': a finding of kind '{kind}' says \"{KINDS[kind]}\"", "name the kind otherwise"
+                f"check '{name}': the kind '{kind}' exists already: \"{KINDS[kind]}\"",
+                "choose another name for the kind",
             )
     KINDS.update(kinds or {})
     CHECKS[name] = check
@@ -56,10 +57,10 @@ def register_check(name: str, check: Check, kinds: Mapping[str, str] | None = No
 
 
 def register_evidence(kind: str, provider: Callable[[Evidence], Any]) -> None:
-    """Add a kind of evidence of your own, for checks of your own: `evidence.take(kind)` returns it.
+    """Register a kind of evidence for your checks: `evidence.take(kind)` returns it.
 
     Args:
-        kind: lower-case words joined by hyphens or underscores. A provider of yours with this name is replaced.
+        kind: lower-case words joined by hyphens or underscores. An earlier registration of this name is replaced.
         provider: takes `Evidence` and returns anything. It is called when a check first asks for the kind, once per program.
             `evidence.request` has the original's run and what runs programs as it ran.
 
@@ -82,7 +83,7 @@ def register_evidence(kind: str, provider: Callable[[Evidence], Any]) -> None:
 #: Kinds of evidence that come from elsewhere.
 _OWN_EVIDENCE: set[str] = set()
 
-_PROTOCOL = "a check takes tcverify.Evidence and returns a list of tcverify.Finding, empty where nothing is wrong"
+_PROTOCOL = "a check takes tcverify.Evidence and returns a list of tcverify.Finding, empty if nothing is wrong"
 
 
 def _own_findings(name: str, evidence: Evidence) -> Sequence[Said]:

@@ -18,7 +18,7 @@ def check_collectives(evidence: Evidence) -> list[Finding | Doubt]:
         finding = _judge(comparison.rewritten)
         if finding is not None and finding.kind == "deadlock" and rewritten is not None and streams_meet(rewritten):
             first = finding.detail.splitlines()[0]
-            sentence = f"hosts that block at waits wait for ever ({first}); streams would go on, in which it is not run"
+            sentence = f"hosts that block at waits wait forever ({first}); streams would continue, but it was not run on streams"
             return [Doubt("unsupported-op", sentence)]
         if finding is not None:
             return [finding]
@@ -39,7 +39,7 @@ def _judge(run: Run) -> Finding | None:
         if run.hang.cycle:
             title = f"deadlock among ranks {', '.join(str(w.rank) for w in run.hang.waits)}"
         else:
-            title = f"rank {first.rank} waits for ever for rank {run.hang.finished}"
+            title = f"rank {first.rank} waits forever for rank {run.hang.finished}"
             waits.append(f"rank {run.hang.finished} has finished without joining")
         data = {"waits": [{"rank": w.rank, "node": w.call.node, "text": str(w)} for w in run.hang.waits]}
         return Finding("deadlock", "collectives", title, "\n".join(waits), first.call.node, first.rank, data)

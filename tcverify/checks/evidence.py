@@ -29,7 +29,7 @@ class EvidenceRequest:
         baseline: the original's run in lockstep.
         lockstep: runs programs as `baseline` was run.
         checks: names of those that will look at the evidence.
-        domain: the number domain that was asked for: "float64", "native" or "exact".
+        domain: the requested number domain: "float64", "native" or "exact".
         deep: whether to look longer.
         on_device: whether streams run on CUDA devices as well.
     """
@@ -44,14 +44,14 @@ class EvidenceRequest:
 
 @dataclass(slots=True)
 class Evidence:
-    """A pair, the contract of the pass, and what was observed of them.
+    """A program before and after a pass, the pass's contract, and the observations.
 
     Attributes:
-        request: how to take what is asked for; without one there is only what was given.
-        taken: evidence by kind, as far as it was asked for or given.
+        request: how to collect evidence; without it only given evidence is available.
+        taken: the evidence that was given or collected, by kind.
         measured: evidence on the same original, whose measurements hold here too.
-        doubts: why kinds of evidence could not be taken.
-        seconds: what each kind has cost, without what it asked for itself.
+        doubts: why kinds of evidence could not be collected.
+        seconds: time that each kind took, without the kinds that it uses.
     """
 
     pair: Pair

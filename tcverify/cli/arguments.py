@@ -53,7 +53,7 @@ def parse_pairs(values: Sequence[str], option: str) -> dict[str, str]:
     for value in values:
         key, separator, text = value.partition("=")
         if not separator or not key:
-            raise UsageError(f"{option} {value} is not of the form name=value")
+            raise UsageError(f"{option} {value} does not have the form name=value")
         if key in found:
             raise UsageError(f"{option} names '{key}' twice")
         found[key] = text
@@ -68,7 +68,7 @@ def parse_names(text: str, known: Sequence[Word], what: str) -> list[Word]:
             raise UsageError(f"there is no {what} '{name}'", suggest(name, known, f"{what}s"))
         found.append(name)
     if not found:
-        raise UsageError(f"no {what} is named", f"{what}s are {', '.join(known)}")
+        raise UsageError(f"no {what} given", f"{what}s are {', '.join(known)}")
     return found
 
 
@@ -126,7 +126,7 @@ def parse_target(name: str) -> str:
     if ":" in name:
         return name
     if name.endswith(".py") or Path(name).exists():
-        raise UsageError(f"'{name}' does not say which pass of the file", f"name it, as in {name}:MyPass")
+        raise UsageError(f"'{name}' does not name a pass in the file", f"write {name}:MyPass")
     near = difflib.get_close_matches(name, list(BUILTIN), n=1)
     hint = f"did you mean '{near[0]}'?" if near else "`tcverify passes` lists the built-in ones."
     raise UsageError(
@@ -197,7 +197,7 @@ def parse_meshes(
     """
     if mesh is not None:
         if world_size is not None:
-            raise UsageError("--mesh and --world-size exclude each other", "the mesh says how many ranks there are")
+            raise UsageError("--mesh and --world-size exclude each other", "the mesh defines the number of ranks")
         sizes = {name: _number(text, "--mesh") for name, text in parse_pairs(mesh.split(","), "--mesh").items()}
         total = 1
         for size in sizes.values():
@@ -218,9 +218,7 @@ def parse_one_mesh(world_size: str | None, mesh: str | None) -> tuple[dict[str, 
         return None, None
     found = parse_meshes(world_size, mesh, MOST_RANKS)
     if len(found) > 1:
-        raise UsageError(
-            f"--world-size {world_size} names {len(found)} sizes", "one program runs on one number of ranks"
-        )
+        raise UsageError(f"--world-size {world_size} names {len(found)} sizes", "a program has one number of ranks")
     return found[0][1], found[0][2]
 
 
@@ -249,7 +247,9 @@ def _number(text: str, where: str) -> int:
 
 def _require_ranks(size: int, most: int) -> None:
     if size < 2:
-        raise UsageError(f"a world of {size} has no collectives to verify", "use at least 2 ranks")
+        raise UsageError(
+            f"a program needs at least 2 ranks, not {size}", "with fewer there are no collectives to verify"
+        )
     if size > most:
         what = "a campaign draws programs for" if most == MAX_RANKS else "are run here"
         raise UsageError(f"{size} ranks are more than {what}", f"use at most {most} ranks")
@@ -281,7 +281,7 @@ def read_known_findings(read: Path | None, write: Path | None) -> Baseline | Non
     if write is not None:
         if write.exists():
             found += read_baseline(write).known
-        require_writable(write.parent, "choose another place for the baseline")
+        require_writable(write.parent, "choose another path for the baseline")
     if read is None and write is None:
         return None
     return Baseline(tuple({entry.key: entry for entry in reversed(found)}.values())[::-1])

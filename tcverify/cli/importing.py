@@ -34,7 +34,9 @@ def importing(*, processes: bool = False) -> Iterator[None]:
     try:
         import torch
     except (ImportError, OSError) as error:
-        raise UsageError(f"torch cannot be imported: {error}", "see what `python -c 'import torch'` says") from error
+        raise UsageError(
+            f"torch cannot be imported: {error}", "run `python -c 'import torch'` to see the cause"
+        ) from error
     torch.set_num_threads(1)  # the tensors are small: more threads only wait for each other
     yield
     if not gc.isenabled():  # `tcverify.__main__` has put it off

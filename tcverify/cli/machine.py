@@ -1,4 +1,4 @@
-"""What this machine can run, with one real collective."""
+"""What this machine can run, and a test of one real collective."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def require_backend(confirm: str, option: str = "--confirm") -> None:
     """Raise UsageError unless this machine has the process group ("gloo", "nccl" or "none") that an option asks for."""
     if confirm == "gloo" and not has_gloo():
         raise UsageError(
-            "this torch is built without gloo", f"stay in lockstep with {option} none, or install one that has it"
+            "this torch is built without gloo", f"use {option} none (lockstep only), or install a torch with gloo"
         )
     if confirm == "nccl" and not has_nccl():
         raise UsageError("there is no CUDA device with NCCL", f"use {option} gloo, which runs on the CPU")
@@ -36,12 +36,14 @@ def require_backend(confirm: str, option: str = "--confirm") -> None:
 def facts() -> dict[str, str]:
     """Return what this machine has, by name."""
     nccl = (
-        f"available, {torch.cuda.device_count()} CUDA devices" if has_nccl() else "no CUDA device, or not in this torch"
+        f"available, {torch.cuda.device_count()} CUDA devices"
+        if has_nccl()
+        else "no CUDA device, or not built into this torch"
     )
     return {
         **collect_versions(),
         "cores": str(len(os.sched_getaffinity(0))),
-        "gloo": "available" if has_gloo() else "not in this torch",
+        "gloo": "available" if has_gloo() else "not built into this torch",
         "nccl": nccl,
         "streams": _streams(),
     }
@@ -51,8 +53,8 @@ def _streams() -> str:
     """Where the streams of lowered programs can run."""
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not devices:
-        return "in lockstep alone, since there is no CUDA device"
-    return f"in lockstep and on CUDA streams; ranks meet by NCCL up to {devices if has_nccl() else 0}, else by gloo"
+        return "in lockstep only: no CUDA device"
+    return f"in lockstep and on CUDA streams; NCCL connects up to {devices if has_nccl() else 0} ranks, gloo more"
 
 
 def try_collective() -> str | None:
@@ -68,7 +70,7 @@ def try_collective() -> str | None:
     expected = Lockstep().run(program)
     for mine, theirs in zip(expected.ranks, real.ranks, strict=True):
         if theirs.error is not None or not torch.allclose(mine.outputs[0], theirs.outputs[0], rtol=0, atol=1e-12):
-            return f"gives another result than lockstep on rank {mine.rank}"
+            return f"differs from lockstep on rank {mine.rank}"
     return None
 
 

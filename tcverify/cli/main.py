@@ -72,7 +72,9 @@ class _Group(click.Group):
                 traceback.print_exc()
             if isinstance(error, OSError) and error.errno in _NO_ROOM:
                 where = f"{error.filename}: " if error.filename else ""
-                click.echo(error_text(UsageError(f"{where}{error.strerror}", "make room and run again")), err=True)
+                click.echo(
+                    error_text(UsageError(f"{where}{error.strerror}", "free disk space and run again")), err=True
+                )
                 context.exit(UNUSABLE)
             click.echo(error_text(InternalError(f"{type(error).__name__}: {error}")), err=True)
             click.echo("  run again with `tcverify --debug …` for the traceback", err=True)

@@ -94,49 +94,50 @@ def _checks(text: str) -> list[str] | None:
 
 confirm = click.option(
     "--confirm", metavar="[gloo|nccl|none]", callback=_executor, default="gloo", show_default=True,
-    shell_complete=completing(lambda: (*EXECUTORS, "none")), help="Process group that runs what lockstep does not refute.",
+    shell_complete=completing(lambda: (*EXECUTORS, "none")),
+    help="Process group that runs the programs that lockstep does not refute.",
 )  # fmt: skip
 
 domain = click.option(
     "--domain", type=click.Choice(DOMAINS), default="float64", show_default=True,
-    help="Also judge values exactly (in a prime field), or in the programs' native dtypes.",
+    help="Number domain: float64; exact also computes in a prime field, native in the program's own dtypes.",
 )  # fmt: skip
 
-bisect = click.option("--bisect", is_flag=True, help="Name the rewrites of the pass that a finding comes from.")
+bisect = click.option("--bisect", is_flag=True, help="Find the rewrites of the pass that cause a finding.")
 
 
 def verification(*, pass_timeout: float, shrink_time: float) -> Callable[[F], F]:
     """What is checked, and how: with these defaults, in seconds."""
     return _together(
         click.option("--checks", default=None, callback=read_by(_checks), shell_complete=completing(lambda: CHECKS),
-                     help=f"Checks to apply, of {', '.join(CHECKS)}. [default: all]"),
+                     help=f"Checks to apply, any of {', '.join(CHECKS)}. [default: all]"),
         click.option("--contract", multiple=True, metavar="K=V",
                      callback=read_by(lambda values: arguments.parse_pairs(values, "--contract")),
-                     help="What the pass promises, e.g. idempotent=true."),
+                     help="Promise of the pass, e.g. idempotent=true; repeatable."),
         click.option("--pass-option", multiple=True, metavar="K=V",
                      callback=read_by(lambda values: arguments.parse_pairs(values, "--pass-option")),
-                     help="Option of the passes' constructors."),
+                     help="Argument of the passes' constructors; repeatable."),
         click.option("--pass-timeout", type=click.FloatRange(0.1), default=pass_timeout, show_default=True,
-                     help="Seconds that one application of a pass may take."),
+                     help="Time limit for one application of a pass, in seconds."),
         click.option("--shrink-time", type=click.FloatRange(0), default=shrink_time, show_default=True,
-                     help="Seconds to shrink a finding."),
+                     help="Time limit for shrinking a finding, in seconds."),
         bisect,
     )  # fmt: skip
 
 
 extension = click.option(
     "--extension", multiple=True, metavar="MODULE", is_eager=True, expose_value=False, callback=_load,
-    help="A module, or a .py file, that registers dialects, checks, strategies or executors.",
+    help="Module or .py file that registers dialects, checks, strategies or executors; repeatable.",
 )  # fmt: skip
 
 op_law = click.option(
     "--op-law", multiple=True, metavar="OP=LAW", is_eager=True, expose_value=False, callback=_declare,
-    help="What holds of an op without a meaning: my::op=rowwise(0), =pointwise or =linear.",
+    help="Law of an op without a definition: my::op=rowwise(0), =pointwise or =linear.",
 )  # fmt: skip
 
 report_dir = click.option(
     "--report-dir", type=click.Path(path_type=Path), default=Path("reports"), show_default=True,
-    help="Where counterexamples are kept.",
+    help="Directory for counterexamples.",
 )  # fmt: skip
 
 
@@ -159,7 +160,7 @@ def fail_on(default: str | None) -> Callable[[F], F]:
 report = click.option(
     "--report", default="html", show_default=True, shell_complete=completing(lambda: REPORTS),
     callback=read_by(lambda text: arguments.parse_names(text, tuple(REPORTS), "report")),
-    help=f"What is written beside counterexamples, of {', '.join(REPORTS)}.",
+    help=f"Reports to write, any of {', '.join(REPORTS)}.",
 )  # fmt: skip
 
 

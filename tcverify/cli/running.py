@@ -86,15 +86,15 @@ def prepare_directories(settings: Settings, console: Console) -> None:
         UsageError: a directory cannot be written, or the machine lacks the process group.
     """
     require_backend(settings.confirm)
-    arguments.require_writable(settings.report_dir, "choose another place with --report-dir")
-    arguments.require_writable(STATE_DIR, "run in a directory that you may write to")
+    arguments.require_writable(settings.report_dir, "choose another path with --report-dir")
+    arguments.require_writable(STATE_DIR, "run in a writable directory")
     set_hypothesis_home_dir(STATE_DIR / "hypothesis")
     for path in recover_in_flight(STATE_DIR, settings.report_dir):
-        say(console, f"An earlier run died while it verified a program, which is kept as {path}", "yellow")
-        say(console, f"  look at it with: tcverify show {path}, try it again with: tcverify replay {path}", "yellow")
+        say(console, f"An earlier run died while verifying a program, which is saved as {path}", "yellow")
+        say(console, f"  show it with: tcverify show {path}; run it again with: tcverify replay {path}", "yellow")
     for case in recover_workers(settings.report_dir):
-        say(console, f"An earlier run died before it told what a worker had found: case {case.id}", "yellow")
-        say(console, f"  look at it with: tcverify show {case.id}", "yellow")
+        say(console, f"An earlier run died before it reported a worker's finding: case {case.id}", "yellow")
+        say(console, f"  show it with: tcverify show {case.id}", "yellow")
 
 
 @dataclass(frozen=True, repr=False)
@@ -259,7 +259,7 @@ def _suited(
                 )  # fmt: skip
             drawings[number] = replace(drawing, strategy=found.strategy)
             if found.names != (DEFAULT_STRATEGY,):
-                tell(f"programs of {', '.join(found.names)}, where {subject.facts.name} changes most")
+                tell(f"strategies: {', '.join(found.names)} (changed most by {subject.facts.name})")
             first[number] = found.first
     made = []
     for job in jobs:
@@ -292,7 +292,7 @@ def _crew(settings: Settings, tell: Callable[[str], None]) -> Iterator[Crew | No
         UsageError: workers are asked for what they do not do.
     """
     if settings.bisect and (settings.ray is not None or (settings.workers or 1) > 1):
-        raise UsageError("workers do not bisect", "leave --bisect to `tcverify replay ID --bisect`")
+        raise UsageError("workers do not bisect", "run `tcverify replay ID --bisect` afterwards")
     if settings.ray is not None:
         with ray_crew(settings.ray, settings.workers, tell) as crew:
             yield crew
@@ -319,7 +319,7 @@ def _announced(subscribers: Sequence[Subscriber], started: RunStarted) -> Iterat
         tell(RunFinished(INTERRUPTED, "interrupted"))
         raise
     except BrokenPipeError:
-        tell(RunFinished(FAILED, "nobody reads the output"))
+        tell(RunFinished(FAILED, "the output was closed"))
         raise
     except TcverifyError as error:
         tell(RunFinished(INTERNAL if isinstance(error, InternalError) else UNUSABLE, error.message))

@@ -61,11 +61,11 @@ class CheckedBackend:
 
 
 def checked_backend(*passes: Any, compiler: str | Callable[..., Any] | None = None, **options: Any) -> CheckedBackend:
-    """Make a backend of torch.compile that runs passes on the forward and backward graphs and verifies them there.
+    """Create a backend of torch.compile that runs passes on the forward and backward graphs and verifies them there.
 
     Args:
-        passes: what `checked` makes, or passes that are given to it with the options.
-        compiler: what compiles the graphs in the end: a function of a module and example inputs that gives a boxed function;
+        passes: results of `checked`, or passes, which are wrapped by it with the options.
+        compiler: what compiles the graphs in the end: a function of a module and example inputs that returns a boxed function;
             "inductor"; or None, which runs them node by node.
         options: of `checked`.
 
@@ -73,7 +73,7 @@ def checked_backend(*passes: Any, compiler: str | Callable[..., Any] | None = No
         UsageError: there is no pass, or no such compiler.
     """
     if not passes:
-        raise UsageError("checked_backend wants passes", "for example checked_backend(MyPass())")
+        raise UsageError("checked_backend requires at least one pass", "for example checked_backend(MyPass())")
     of_autograd: dict[str, Any] = {}
     if isinstance(compiler, str):
         if compiler != "inductor":

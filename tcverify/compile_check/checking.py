@@ -125,8 +125,8 @@ class CheckedPass(CustomGraphPass):
         self._tally.calls += 1
         if place.world_size == 1:
             self._tally.unverified += 1
-            self._say_once("there is one rank, so that there is nothing to verify: make a process group, which may be a fake "
-                           "one, or give checked a mesh")  # fmt: skip
+            self._say_once("there is only one rank, so there is nothing to verify: create a process group (a fake one works), "
+                           "or pass a mesh to checked")  # fmt: skip
             return self._pass(*args, **kwargs)
         start = perf_counter()
         before = self._before(called, place)
@@ -388,7 +388,7 @@ class CheckedPass(CustomGraphPass):
         LOG.error("%s is refuted\n%s", self._tally.name, judgement.text)
         if not self._fallback:
             return returned
-        LOG.error("%s: the compile goes on with the graph as it was before the pass", self._tally.name)
+        LOG.error("%s: the compile continues with the graph from before the pass", self._tally.name)
         return restore_graph(called, returned)
 
     def _say_once(self, text: str, level: int = logging.WARNING) -> None:
@@ -402,7 +402,7 @@ _NOBODY_THERE = ("missing-ranks", "no-store")
 
 
 def _no_store(error: Exception) -> Judgement:
-    return Judgement.inconclusive("no-store", f"the ranks cannot talk to each other: {describe_error(error)}")
+    return Judgement.inconclusive("no-store", f"the ranks cannot communicate: {describe_error(error)}")
 
 
 def _calling(pass_: Any, called: PassCall) -> Callable[[fx.GraphModule], Any]:
@@ -452,34 +452,34 @@ def checked(
     minimise: float = 20.0,
     fallback: bool = False,
 ) -> CheckedPass:
-    """Make a pass verify itself on every graph that it is given in a real compile.
+    """Wrap a pass so that it is verified on every graph of a real compile.
 
-    What is returned is called as the pass is: with a `GraphModule`, with a module and example inputs, or with a `Graph`; so it
-    can stand wherever the pass stood (`post_grad_custom_post_pass` of Inductor, a list of a pass manager, a backend). In a job
-    of several ranks they tell each other their graphs through the store of the default process group, and rank 0 judges for
-    all. With a fake process group, or a `mesh`, the graph of this rank stands for those of all ranks.
+    The result has the signature of the pass (`GraphModule`, module and example inputs, or `Graph`), so it can replace the pass
+    anywhere: `post_grad_custom_post_pass` of Inductor, a list of a pass manager, a backend. In a job of several ranks they
+    exchange their graphs through the store of the default process group, and rank 0 judges for all. With a fake process group,
+    or a `mesh`, the graph of this rank is used for all ranks.
 
     Args:
         pass_: a pass, its class, or "module:attribute".
         mode: "raise" raises `tcverify.Refuted` on all ranks when a graph refutes the pass, "log" writes to the logger "tcverify".
         options: keyword options for a class or reference.
         checks, domain, confirm: as `verify` takes them; `confirm` runs on rank 0.
-        contract: what the pass promises; by default what it declares. Of passes that declare nothing and take a `Graph` no
-            metadata is asked: Inductor propagates it anew.
-        mesh: the mesh of a job that is compiled for, where no process group says.
+        contract: what the pass promises; by default what it declares. Passes that declare nothing and take a `Graph` need not
+            keep metadata: Inductor recomputes it.
+        mesh: the mesh of the job to compile for, if there is no process group.
         groups: with `mesh`: by name of a group in the graph, the mesh dim that it is, or its ranks.
-        placements: of inputs, by name and mesh dim; "*" stands for all inputs of which nothing else is known. What is not
-            known is taken as equal on all ranks, and the pass is not told anything of it.
-        report_dir: where counterexamples are written; None writes none.
-        cache: verify the same graphs once.
-        timeout: seconds to wait for other ranks. Where one does not show up, the graph is inconclusive, and later ones wait for
-            5 s at most: ranks that compile different numbers of graphs stay out of step.
-        minimise: seconds for making a counterexample smaller; 0 leaves it as it is.
-        fallback: in mode "log", go on with the graph as it was before a pass that is refuted.
+        placements: of inputs, by name and mesh dim; "*" applies to all inputs with an unknown placement. Inputs that
+            stay unknown are treated as equal on all ranks, and the pass is not given their placement.
+        report_dir: directory for counterexamples; None writes none.
+        cache: verify equal graphs once.
+        timeout: seconds to wait for other ranks. If one does not respond, the graph is inconclusive, and later graphs wait for
+            at most 5 s: ranks that compile different numbers of graphs stay out of step.
+        minimise: time limit for reducing a counterexample, in seconds; 0 turns reduction off.
+        fallback: in mode "log", continue with the graph from before a refuted pass.
 
     Raises:
-        PassLoadError: it is no pass, or cannot be loaded.
-        UsageError: an option has a value that it cannot have.
+        PassLoadError: it is not a pass, or cannot be loaded.
+        UsageError: an option has an invalid value.
     """
     if mode not in ("raise", "log"):
         raise UsageError(f"there is no mode '{mode}'", "modes are raise and log")

@@ -182,7 +182,7 @@ def annotate(
     mesh: Mesh | None = None,
     groups: Mapping[str, str | Sequence[int]] | None = None,
 ) -> None:
-    """Write what is known of a graph where passes look for it, unless it is there already; checked passes need no call of it.
+    """Write the known facts of a graph to the metadata that passes read, unless they are present; not needed for checked passes.
 
     `gm.meta["rank"]`; `gm.meta["groups"]`, name of the group in the graph → its ranks in order; `gm.meta["alike"]`, the groups
     whose members run the same graph up to numbers, and `gm.meta["same_numbers"]`, the calls in which the numbers are the same,
@@ -190,7 +190,7 @@ def annotate(
     placeholders, ranks of a group → `Placement`.
 
     Args:
-        placements: of inputs, by name and mesh dim; "*" stands for all inputs of which nothing else is known.
+        placements: of inputs, by name and mesh dim; "*" applies to all inputs with an unknown placement.
         mesh: the mesh dims, where there is no process group to ask.
         groups: by name of a group in the graph, the mesh dim that it is, or its ranks.
     """

@@ -62,7 +62,7 @@ class JudgingTerms:
         facts: about the pass.
         contract: what it promises.
         subject: makes the pass ready to be applied again, to smaller programs; None where that makes no sense.
-        minimise: seconds for making a counterexample smaller; 0 leaves it as it is.
+        minimise: time limit for reducing a counterexample, in seconds; 0 turns reduction off.
         report_dir: where counterexamples are written, or None.
         checks, confirm, domain: as `verify` takes them.
     """

@@ -101,7 +101,7 @@ class GraphBefore:
         graph, owner = left
         defects = defects_of(self.takes, graph, rank)
         if graph is not self._given.graph and not same_structure(self._given.saved, self._given.graph):
-            message = "it changed the graph it was given, although it returned a new one"
+            message = "it changed its input graph, although it returned a new one"
             defects.append(Defect("input-mutated", rank, message))
         if any(defect.aspect in ("lint", "signature") for defect in defects):
             return Observation(self.captured, None, True, True, tuple(defects), _text(graph), dict(rewrites))

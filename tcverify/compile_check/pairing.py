@@ -112,7 +112,7 @@ def _placed_in(original: Program, rank: int, graph: fx.Graph, names: dict[str, s
     dims = {dim.name for dim in original.mesh.dims}
     strange = next((name for name in group_names_in(placed) if name not in dims), None)
     if strange is not None:
-        raise ProgramError(f"the pass names the group '{strange}' on rank {rank}, of which nothing is known")
+        raise ProgramError(f"the pass names the group '{strange}' on rank {rank}, which is unknown")
     return placed
 
 
@@ -141,7 +141,7 @@ def _grid(facts: GroupFacts, world_size: int) -> tuple[tuple[int, ...], ...]:
     regular = step > 0 and all(b - a == step for a, b in itertools.pairwise(ranks)) and world_size % block == 0
     if not regular or ranks[0] % block >= step:
         raise ProgramError(
-            f"the group {list(ranks)} is no row of a grid of {world_size} ranks, so that the groups of other ranks are not known",
+            f"the group {list(ranks)} is not a row of a grid of {world_size} ranks, so the groups of other ranks are unknown",
             "give the mesh: checked(pass, mesh=Mesh(...))",
         )
     return tuple(

@@ -26,8 +26,8 @@ class RanksMissing(Exception):
     def __init__(self, ranks: Sequence[int], seconds: float) -> None:
         names = ", ".join(map(str, ranks))
         super().__init__(
-            f"rank{'s' * (len(ranks) > 1)} {names} did not show up within {seconds:g} s: graphs are compiled there that are not "
-            "compiled here, or not yet"
+            f"rank{'s' * (len(ranks) > 1)} {names} did not respond within {seconds:g} s: late, or compiling "
+            "other graphs"
         )
         self.ranks = tuple(ranks)
 

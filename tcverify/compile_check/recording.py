@@ -37,7 +37,7 @@ def record_finding(verdict: Verdict, kind: str, found: Judgement, terms: Judging
             said.append(error.message)
         notes = (*notes, *(line for line in said))
     if not case.replayable:
-        notes = (*notes, f"the pass {terms.facts.name} cannot be imported by name, so that nobody can replay this: give checked "
+        notes = (*notes, f"the pass {terms.facts.name} cannot be imported by name, so this cannot be replayed: give checked "
                          "a module:attribute")  # fmt: skip
     text = "\n".join([to_text(case, path), *(sanitize(note) for note in notes)])
     finding = case.finding
@@ -61,7 +61,7 @@ def _smallest(verdict: Verdict, kind: str, terms: JudgingTerms) -> tuple[Verdict
     try:
         subject = terms.subject()
     except TcverifyError as error:
-        return verdict, False, (f"not made smaller: {error.message}",)
+        return verdict, False, (f"not reduced: {error.message}",)
     deadline = time.monotonic() + terms.minimise
     best = [verdict]
 
@@ -74,11 +74,11 @@ def _smallest(verdict: Verdict, kind: str, terms: JudgingTerms) -> tuple[Verdict
 
     try:
         if not shows(verdict.pair.original):
-            why = "applied once more, to the program as it is written down, the pass does not show this"
-            return verdict, False, (f"{why}: it is not made smaller, and a replay may show nothing",)
+            why = "the finding does not occur when the pass is applied again, to the saved program"
+            return verdict, False, (f"{why}: the program is not reduced, and a replay may not show it",)
         cut = reduce(verdict.pair.original, shows, deadline, suspects_of(best[0], kind)).cut
     except TcverifyError as error:
-        return best[0], True, (f"made smaller up to {plural(best[0].pair.original.size, 'node')}: {error.message}",)
+        return best[0], True, (f"reduced to {plural(best[0].pair.original.size, 'node')}: {error.message}",)
     finally:
         subject.close()
     return best[0], cut, ()

@@ -67,7 +67,7 @@ class Tally:
         lines = [
             f"{self.name}: {self.status}; {plural(self.calls, 'graph')}, {self.changed} changed"
             + "".join(f", {text}" for text in verdicts)
-            + (f", {self.cached} known from before" if self.cached else "")
+            + (f", {self.cached} cached" if self.cached else "")
             + f"; {self.seconds:.1f} s"
         ]
         if self.rewrites:

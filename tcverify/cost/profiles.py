@@ -205,7 +205,7 @@ def parse_profile(text: str, where: str, default_name: str = "device") -> Device
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"device profile {where} is no TOML: {error}") from None
+        raise UsageError(f"device profile {where} is not TOML: {error}") from None
     try:
         return _profile({"name": default_name} | data)
     except UsageError as error:
@@ -217,7 +217,9 @@ def _profile(data: dict[str, Any]) -> DeviceProfile:
     _string(given["name"], "name")
     tables = given["interconnects"]
     if not isinstance(tables, list):
-        raise UsageError("interconnects is no list of tables", "write one [[interconnects]] per dim, outermost first")
+        raise UsageError(
+            "interconnects is not a list of tables", "write one [[interconnects]] per dim, outermost first"
+        )
     given["interconnects"] = tuple(_interconnect(table, f"interconnects[{i}]") for i, table in enumerate(tables))
     for rates in ("matmul_flops", "vector_flops"):
         given[rates] = _rates(given[rates], rates)
@@ -225,7 +227,7 @@ def _profile(data: dict[str, Any]) -> DeviceProfile:
         given["launch"] = LaunchCosts(**_record(given["launch"], LaunchCosts, "launch"))
     sources = given.get("sources", [])
     if not isinstance(sources, list) or not all(isinstance(source, str) for source in sources):
-        raise UsageError("sources is no list of strings")
+        raise UsageError("sources is not a list of strings")
     given["sources"] = tuple(sources)
     size = given["memory_bytes"]
     if isinstance(size, float) and size.is_integer():  # 80e9 is how sizes are written
@@ -241,7 +243,7 @@ def _interconnect(table: Any, where: str) -> Interconnect:
 
 def _rates(table: Any, where: str) -> dict[torch.dtype, float]:
     if not isinstance(table, dict):
-        raise UsageError(f"{where} is no table of dtypes", "write e.g. bfloat16 = 1e14 below it")
+        raise UsageError(f"{where} is not a table of dtypes", "write e.g. bfloat16 = 1e14 below it")
     rates = {}
     for name, rate in table.items():
         dtype = getattr(torch, name, None)
@@ -256,7 +258,7 @@ def _rates(table: Any, where: str) -> dict[torch.dtype, float]:
 def _record(table: Any, cls: type[Any], where: str) -> dict[str, Any]:
     """Return a table whose keys are fields of the dataclass `cls`, with none of those missing that need a value."""
     if not isinstance(table, dict):
-        raise UsageError(f"{where} is no table")
+        raise UsageError(f"{where} is not a table")
     known = [field.name for field in fields(cls)]
     for key in table:
         if key not in known:

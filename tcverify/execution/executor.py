@@ -131,5 +131,5 @@ class Executor(Protocol):
     def start_comparison(
         self, original: Program, rewritten: Program, domain: Domain = FLOAT64
     ) -> Callable[[], Comparison]:
-        """Start to compare; call the result to wait for the end. Executors that work in this process do so only then."""
+        """Start a comparison; call the result to wait for it. Executors in this process run only then."""
         ...

@@ -28,11 +28,11 @@ _PROTOCOL = "an executor has a name and the methods run, compare and start_compa
 
 
 def register_executor(name: str, make: Maker) -> None:
-    """Add an executor of your own: `--confirm` can name it, and what lockstep does not refute runs on it.
+    """Register an executor: `--confirm` can name it, and it runs the programs that lockstep does not refute.
 
     Args:
-        name: what `--confirm` calls it. An executor of yours with this name is replaced.
-        make: called with a number of ranks; returns an executor for programs of that size. Where the executor has `start` and
+        name: what `--confirm` calls it. An earlier registration of this name is replaced.
+        make: called with a number of ranks; returns an executor for programs of that size. If the executor has `start` and
             `close`, they are called before the first program and at the end.
 
     Raises:
@@ -43,7 +43,9 @@ def register_executor(name: str, make: Maker) -> None:
     """
     require_new("executor", name, [*EXECUTORS.references, "none"])
     if not callable(make):
-        raise UsageError(f"executor '{name}' is a {type(make).__name__}, which cannot be called", "give what makes one")
+        raise UsageError(
+            f"executor '{name}' is a {type(make).__name__}, which cannot be called", "give a function that creates one"
+        )
     EXECUTORS[name] = make
 
 

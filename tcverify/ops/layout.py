@@ -74,11 +74,11 @@ class DeviceMesh:
         while level and isinstance(level[0], (list, tuple)):
             lengths = {len(row) if isinstance(row, (list, tuple)) else -1 for row in level}
             if len(lengths) != 1 or lengths == {0}:
-                raise ProgramError(f"{shorten_repr(rows)} is no mesh: its rows are empty or of different lengths")
+                raise ProgramError(f"{shorten_repr(rows)} is not a mesh: its rows are empty or of different lengths")
             shape.append(lengths.pop())
             level = list(itertools.chain.from_iterable(level))
         if not shape or any(type(rank) is not int for rank in level):
-            raise ProgramError(f"{shorten_repr(rows)} is no mesh of ranks", "write it as [0, 1] or [[0, 1], [2, 3]]")
+            raise ProgramError(f"{shorten_repr(rows)} is not a mesh of ranks", "write it as [0, 1] or [[0, 1], [2, 3]]")
         return cls(tuple(shape), tuple(level))
 
     @property
@@ -135,11 +135,11 @@ class DeviceMesh:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one tensor lies on a mesh.
+    """The layout of a tensor on a mesh.
 
     Attributes:
-        mesh: the ranks that hold something.
-        sharding: per mesh dim, the tensor dim that is divided over it, or None where all hold the same.
+        mesh: the ranks that hold the tensor.
+        sharding: per mesh dim, the tensor dim that is divided over it, or None if all hold the same.
 
     Raises:
         ProgramError: there are not as many entries as mesh dims, or a tensor dim is divided over two of them.
@@ -170,7 +170,7 @@ class Layout:
             (0, None)
         """
         if not isinstance(text, str):
-            raise ProgramError(f"{shorten_repr(text)} is no layout", HINT)
+            raise ProgramError(f"{shorten_repr(text)} is not a layout", HINT)
         return _parsed(text)
 
     @classmethod
@@ -210,7 +210,7 @@ class Layout:
         return tuple(size * self.parts(dim) for dim, size in enumerate(local))
 
     def check(self, shape: Sequence[int]) -> None:
-        """Raise `ProgramError` unless a tensor of this shape can lie so."""
+        """Raise `ProgramError` unless a tensor of this shape can have this layout."""
         for dim, parts in zip(self.sharding, self.mesh.shape, strict=True):
             if dim is None:
                 continue
@@ -252,11 +252,11 @@ def _parsed(text: str) -> Layout:
     mesh, bracket, rest = text.rpartition("]")
     placements = [part.strip() for part in rest.split(",")]
     if not bracket or not all(re.fullmatch(r"replicated|shard\([0-9]{1,2}\)", part) for part in placements):
-        raise ProgramError(f"{shorten_repr(text)} is no layout", HINT)
+        raise ProgramError(f"{shorten_repr(text)} is not a layout", HINT)
     try:
         rows = json.loads(mesh + bracket)
     except (ValueError, RecursionError):
-        raise ProgramError(f"{shorten_repr(text)} is no layout", HINT) from None
+        raise ProgramError(f"{shorten_repr(text)} is not a layout", HINT) from None
     dims = tuple(None if part == "replicated" else int(part[len("shard(") : -1]) for part in placements)
     return Layout(DeviceMesh.nested(rows), dims)
 

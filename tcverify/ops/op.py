@@ -49,7 +49,7 @@ Phase: TypeAlias = Literal["start", "wait"]
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """What an op means.
+    """The meaning of an op.
 
     Attributes:
         name: qualified name, e.g. "tensor_cast::rms_norm" or "aten::add.Tensor".
@@ -58,14 +58,14 @@ class Op:
             or `Await`, and is sent the result (None for `Start` and `Await`).
         aliases: whether a result may share storage with an argument, or an argument is mutated.
         identity: whether the result always equals the first argument.
-        native: as `run`, in the dtypes of the program: with the precision inside and the dtype of the result that kernels of
-            the op have; None where torch's own rules give that.
+        native: as `run`, in the dtypes of the program, with the internal precision and the result dtype of the op's kernels;
+            None if torch's own rules give that.
         group: name of the argument that names a group, of ops that do so; `run` is given a `Group` in its place.
         sized: whether the shape of the result depends on how many ranks that group has; then `fake` is given a `Group` too.
         phase: "start" of an asynchronous collective, "wait" for it, or None. A start reads its operands, and writes its result
             or what it writes into, at any time until its wait.
-        effect: whether it does more than compute its result and write into its operands: it keeps its place among all ops
-            that communicate, and stays although nobody reads its result.
+        effect: whether it has effects beyond its result and operands: it keeps its order relative to all communication, and is
+            kept even if its result is unused.
         schema: the signature with what the op really writes into and aliases, where torch's own does not say so.
         resources: what it keeps busy while it runs, of "compute" and "comm"; fused ops that compute and communicate take both.
         reason: why the op is not supported, when `run` is None.

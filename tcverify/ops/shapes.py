@@ -32,7 +32,7 @@ _CPU = torch.device("cpu")
 NO_GROUPS: Mapping[str, Sequence[int]] = MappingProxyType({})
 
 
-_NO_FAKE = "nothing says of what shape its result is: give it a fake kernel with torch.library.register_fake"
+_NO_FAKE = "the shape of its result is unknown: give it a fake kernel with torch.library.register_fake"
 
 
 class ShapeError(ValueError):

@@ -53,13 +53,13 @@ def register_dialect(
     imported: bool = False,
     complete: bool = False,
 ) -> None:
-    """Add a dialect: the ops of one namespace, each with its meaning.
+    """Register a dialect: the ops of one namespace, each with its meaning.
 
     Args:
-        namespace: what stands before `::` in the ops' names.
+        namespace: the part of the ops' names before `::`.
         ops: the ops; a name that is already known is replaced.
         load: defines the namespace's ops in torch; called once, when a graph first needs them as callables.
-        imported: whether `load` only imports what defines the ops, as whoever names them without a graph does too.
+        imported: whether `load` only imports the module that defines the ops.
         complete: whether other ops of the namespace are unsupported, and not uninterpreted functions: they communicate.
 
     Raises:

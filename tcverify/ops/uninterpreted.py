@@ -50,7 +50,7 @@ _WEIGHTS = 1 << 13
 _GROUP = re.compile(r"(process_)?group(_name)?|rank_group|ranks|pg")
 #: Names of arguments that say that an op communicates, and not with whom.
 _PARTNERS = re.compile(r"world_size|peer|(src|dst|source|target)(_rank)?|(device_)?mesh")
-_MEND = "give it a meaning with tcverify.register_dialect"
+_MEND = "define it with tcverify.register_dialect"
 
 
 def make_uninterpreted(target: torch._ops.OpOverload, name: str, lookup: Lookup) -> Op:
@@ -95,11 +95,11 @@ def _reason(target: torch._ops.OpOverload) -> str | None:
     for argument in schema.arguments:
         kind = str(argument.type)
         if _PARTNERS.fullmatch(argument.name) and kind in ("int", "str") and _group_argument(schema) is None:
-            return f"it may communicate (argument '{argument.name}'), and nothing says with whom; {_MEND}"
+            return f"it may communicate (argument '{argument.name}'), and its peers are unknown; {_MEND}"
         if "__torch__" in kind or "ScriptObject" in kind:
             return f"it takes an object (argument '{argument.name}'), which may hold anything; {_MEND}"
         if argument.alias_info is not None and not argument.alias_info.is_write:
-            return f"its result may be a view of '{argument.name}', and nothing says of what; {_MEND}"
+            return f"its result may be a view of '{argument.name}', of unknown elements; {_MEND}"
     if not schema.returns and not schema.is_mutable:
         return f"it returns nothing and writes nothing: what it does is not declared; {_MEND}"
     return None

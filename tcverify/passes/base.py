@@ -140,7 +140,7 @@ class Pass(ABC):
     def _unwritable(self, path: Path, error: OSError) -> UsageError:
         return UsageError(
             f"pass '{self.name}' cannot write its dump to {path}: {error.strerror or error}",
-            "give option dump a directory that you may write to",
+            "give option dump a writable directory",
         )
 
     def _boolean(self, option: str, value: object) -> bool:

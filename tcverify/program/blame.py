@@ -58,7 +58,7 @@ class Blame:
             numbers = [str(one.number) for one in self.rewrites]
             listed = f"{', '.join(numbers[:-1])} and {numbers[-1]}"
             text = f"{what}s {listed} of {self.total} together, {', '.join(map(str, self.rewrites))}"
-        text += "; others show it too" if self.others else ""
+        text += "; others cause it too" if self.others else ""
         return f"{text} ({self.why})" if self.why else text
 
 

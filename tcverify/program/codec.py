@@ -32,7 +32,7 @@ def dumps(program: Program) -> str:
     """Write a program as one line of JSON, equal for equal programs.
 
     Raises:
-        NotSerialisable: a graph holds what JSON cannot.
+        NotSerialisable: a graph contains an object that JSON cannot represent.
     """
     text = _TEXTS.get(program)
     if text is None:
@@ -194,7 +194,7 @@ def loads(text: str | bytes, where: str = "program") -> Program:
         where: names the source in errors, e.g. the file's path.
 
     Raises:
-        ProgramError: whatever is wrong with it.
+        ProgramError: the text is not a valid program; the message says where.
     """
     return decode(load_json(text, where), where)
 

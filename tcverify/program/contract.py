@@ -78,18 +78,18 @@ class Contract:
             if name in _NUMBERS:
                 number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
                 if value is not None and not number:
-                    raise UsageError(f"the promise {name} is {str(value)[:60]!r}", "it can be a number of at least 0")
+                    raise UsageError(f"the promise {name} is {str(value)[:60]!r}", "use a number that is at least 0")
                 continue
             words = _WORDS.get(name, (True, False))
             if name == "metadata" and value is None:
                 continue
             if value not in words or type(value) is not type(words[0]):
                 written = " or ".join(str(word).lower() for word in words)
-                raise UsageError(f"the promise {name} is {str(value)[:60]!r}", f"it can be {written}")
+                raise UsageError(f"the promise {name} is {str(value)[:60]!r}", f"use {written}")
 
     @classmethod
     def of(cls, promises: Mapping[str, Any]) -> Contract:
-        """Make a contract of promises by name. Raises `UsageError` for unknown ones and for values they cannot have."""
+        """Create a contract from promises by name. Raises `UsageError` for unknown ones and invalid values."""
         known = {f.name for f in fields(cls)}
         for name in promises:
             if name not in known:
@@ -121,4 +121,4 @@ def _number(key: str, text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        raise UsageError(f"--contract {key}={text}: the value is no number") from None
+        raise UsageError(f"--contract {key}={text}: the value is not a number") from None

@@ -125,7 +125,7 @@ class Reader(ValueReader):
         """Read the values that an input is given: numbers and booleans."""
         values = tuple(self.value(v, {}, f"input '{name}'") for v in read_list(data, f"the values of input '{name}'"))
         if not all(isinstance(value, (int, float)) for value in values):
-            raise ProgramError(f"input '{name}' is given what is no number")
+            raise ProgramError(f"input '{name}' is given a value that is not a number")
         return values
 
     def binding(self, data: Any, rank: int) -> RankBinding:

@@ -1,4 +1,4 @@
-"""Finding and Verdict status: what a check has to say. Data only."""
+"""Findings, doubts and notes: the results of checks. Data only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Finding:
 
     @property
     def domain(self) -> str:
-        """The number domain that shows it: "float64", where most show, whatever was asked for besides; "native" or "exact"."""
+        """The number domain in which it shows: "float64" by default, or "native" or "exact"."""
         return str(self.data.get("domain", "float64"))
 
     def __repr__(self) -> str:
@@ -47,59 +47,59 @@ class Finding:
         return f"{self.kind}: {self.title}" + "".join(f"\n  {line}" for line in self.detail.splitlines())
 
 
-#: Every kind of finding, with what it says. Reports and `Counterexample` ids use these names.
+#: Description of every kind of finding. Reports and `Counterexample` ids use these names.
 KINDS = {
     "malformed-graph": "the rewritten graph is not a legal FX graph",
-    "changed-signature": "the rewritten graph takes or returns something else than the original",
+    "changed-signature": "the rewritten graph has a different signature from the original",
     "stale-metadata": "meta['val'] of a rewritten node is missing or wrong",
-    "deadlock": "ranks wait for each other for ever",
-    "collective-mismatch": "ranks meet in one collective and disagree on what it is",
-    "anchor-mismatch": "what an anchor binds by data flow is not what a runtime binds by position",
+    "deadlock": "ranks wait for each other forever",
+    "collective-mismatch": "ranks meet in a collective but disagree on which one it is",
+    "anchor-mismatch": "an anchor binds one op by data flow and another by position",
     "stream-conflict": "the anchors of an op name different streams",
     "race": "two accesses to one storage, one of them a write, are not ordered",
     "unordered-collectives": "two collectives of one communicator are not ordered on their rank",
-    "stream-index": "a worker stream has an index that the pass promises not to use, or that there cannot be",
-    "stream-not-restored": "another stream than the caller's is current at the end",
-    "worker-not-synchronised": "a worker stream begins without waiting for the caller's stream",
+    "stream-index": "a worker stream has an invalid index, or one that the pass promises not to use",
+    "stream-not-restored": "the caller's stream is not current at the end",
+    "worker-not-synchronised": "a worker stream starts without waiting for the caller's stream",
     "resharding-left": "an op that changes layouts is left, although the pass promises to lower them all",
-    "stream-axis-left": "a value has a stream axis, although the pass promises to make loops of them all",
-    "wrong-schedule": "what the schedule predicts is not what its replay gives",
-    "no-gain": "the schedule is not faster than running the ops one after the other",
+    "stream-axis-left": "a value has a stream axis, although the pass promises to turn all of them into loops",
+    "wrong-schedule": "the replay of the schedule differs from its prediction",
+    "no-gain": "the schedule is not faster than running the ops sequentially",
     "exposed-communication": "communication is exposed for longer than before the pass",
-    "async-race": "a node comes too close to a collective that is under way",
-    "missing-wait": "nobody waits for a collective that has been started",
-    "wait-before-start": "a wait stands before the start for which it is to wait",
-    "changed-nodes": "the pass changes nodes, although it promises to move them only",
-    "broken-order": "a node stands before one on which it depends",
-    "reordered-collectives": "collectives of a communicator, or ops with an effect, come in another order",
-    "changed-effects": "an op with an effect is gone, or runs more often",
+    "async-race": "a node conflicts with a collective in flight",
+    "missing-wait": "no node waits for a collective that was started",
+    "wait-before-start": "a wait precedes the start that it should wait for",
+    "changed-nodes": "the pass changes nodes, although it promises only to move them",
+    "broken-order": "a node precedes one that it depends on",
+    "reordered-collectives": "collectives of a communicator, or ops with an effect, are reordered",
+    "changed-effects": "an op with an effect is missing, or runs more often",
     "peak-memory": "peak memory is above what the pass promises",
     "use-after-free": "a node uses memory that has been freed",
     "double-free": "memory is freed twice",
     "freed-input": "an input, which belongs to the caller, is freed",
-    "freed-output": "what the graph returns is freed",
-    "leak": "memory is not freed that the original frees, or that the pass promises to free",
-    "overlapping-buffers": "two values that live at the same time overlap in the communication buffers",
+    "freed-output": "a returned value is freed",
+    "leak": "memory is not freed although the original frees it, or the pass promises to",
+    "overlapping-buffers": "two values that are live at the same time overlap in the communication buffers",
     "buffer-mismatch": "a communication buffer cannot hold its value, or differs between ranks",
     "wrong-value": "an output differs from the original's",
-    "arena-mismatch": "a value that lives in a communication buffer is overwritten, or is not what it is elsewhere",
-    "wrong-alias": "outputs share storage differently than the original's",
+    "arena-mismatch": "a value in a communication buffer is overwritten, or differs from its value outside the buffer",
+    "wrong-alias": "outputs do not share storage as the original's do",
     "rewritten-raises": "the rewritten program raises where the original did not",
-    "impure-pass": "the pass is not a function of the graph it is given",
+    "impure-pass": "the pass is not a pure function of its graph",
     "pass-raised": "the pass raised",
-    "pass-timeout": "the pass did not come back in time",
-    "pass-died": "the pass took its process down",
-    "run-died": "a run of tcverify ended while it verified the program",
-    "executor-divergence": "two executors, or an executor and a check of the order of streams, disagree",
+    "pass-timeout": "the pass exceeded its time limit",
+    "pass-died": "the pass crashed its process",
+    "run-died": "a run of tcverify ended while verifying the program",
+    "executor-divergence": "two executors disagree, or an executor and the check of streams",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a verdict says without changing it.
+    """A remark of a verdict that does not change its status.
 
     Attributes:
-        reason: "exact-aside" (the exact domain cannot model the program or its rewrite, so that floating point decided),
+        reason: "exact-aside" (the exact domain cannot model the program or its rewrite, so float64 decided),
             "exact-decided" (float64 is too ill-conditioned to judge, and the exact domain agrees), "literal-changed" (a
             literal is a few ulps away from what the original's literals give), "native-aside" (the rewritten graph could not
             run in its own dtypes), "coarser-dtype" (the pass rounds values to a dtype coarser than those of the original,
@@ -118,11 +118,11 @@ class Doubt:
 
     Attributes:
         reason: "unsupported-op", "ill-conditioned", "overflow", "ill-typed-program", "executor-failed", "declined",
-            "not-judged" (it did not run, and the check that would say why was not chosen), "not-portable" (only one
-            process can hold the rewritten graph, so no process group ran it), "law-needed" (whether the versions are equal
-            depends on a law of an op of which only the signature is known), "placement-needed" (or on inputs of which nothing
-            is known being equal on the ranks) or "pass-memory" (the pass's process has grown
-            so much that it was replaced).
+            "not-judged" (the rewritten program did not run, and the check that reports the reason was not selected),
+            "not-portable" (only one process can hold the rewritten graph, so no process group ran it), "law-needed" (the
+            versions are equal only if an op of which only the signature is known has a certain law), "placement-needed"
+            (they are equal only if inputs with an unknown placement are equal on the ranks) or "pass-memory" (the pass's
+            process has grown so much that it was replaced).
         detail: one sentence.
     """
 
@@ -130,5 +130,5 @@ class Doubt:
     detail: str
 
 
-#: What a check may say.
+#: What a check may return.
 Said: TypeAlias = Finding | Doubt | Note

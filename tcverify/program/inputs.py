@@ -44,7 +44,7 @@ MAX_GIVEN = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How the values of an input are made; see `RECIPES`.
+    """How the values of an input are generated; see `RECIPES`.
 
     Attributes:
         values: of kind "given" the elements of the global tensor, row by row; where the input varies between ranks, those of

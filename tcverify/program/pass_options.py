@@ -42,7 +42,7 @@ def _check(name: str, value: Value, depth: int = 0) -> None:
 def read_options(data: object) -> Options:
     """Read what JSON holds of options. Raises `ProgramError`."""
     if not isinstance(data, dict):
-        raise ProgramError("the options are no object")
+        raise ProgramError("the options are not an object")
     return {name: _tuples(value) for name, value in data.items()}
 
 

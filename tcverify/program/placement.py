@@ -26,8 +26,8 @@ class Placement:
     - replicated: equal on all members of the group;
     - shard(dim): the chunk along `dim` at the member's position, with the chunk sizes of torch.chunk;
     - partial(op): an addend of a pending reduction;
-    - varying: independent values of which nothing is known;
-    - unknown: replicated or varying, nobody says which. Drawn as varying; see `tcverify.verification.conditions`.
+    - varying: independent, unrelated values;
+    - unknown: replicated or varying. Drawn as varying; see `tcverify.verification.conditions`.
     """
 
     kind: PlacementKind

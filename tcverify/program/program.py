@@ -49,9 +49,8 @@ class Program:
         seed: of the input values.
         labels: what the program was drawn as ("tp", "fused-residual", …); no meaning.
         modules: per graph, the module that owns its attributes and submodules, for graphs that files cannot hold.
-        streams: what the compiler is told about streams, if anything.
-        options: what the pass is told with this program, by name; it finds them in `gm.meta["options"]`. What is not named is
-            as the pass has it by default.
+        streams: stream settings for the compiler, if any.
+        options: options of the pass for this program, by name, in `gm.meta["options"]`; others keep the pass's defaults.
         sizes: of what it runs on; files say it where a large program runs on its own.
 
     Raises:
@@ -114,7 +113,7 @@ class Program:
 
     @property
     def unknown(self) -> list[tuple[str, str]]:
-        """The inputs of which nobody says whether ranks hold the same, each with the mesh dims over which that is so."""
+        """The inputs with an unknown placement, each with a mesh dim for which it is unknown."""
         return [(spec.name, dim) for spec in self.inputs for dim, placement in spec.placements if placement == UNKNOWN]
 
     def with_equal(self, pairs: Collection[tuple[str, str]]) -> Program:

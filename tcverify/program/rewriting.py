@@ -43,12 +43,12 @@ _COUNTING: ContextVar[_Counting | None] = ContextVar("rewrites that are counted"
 
 
 def rewrite(pattern: str, node: fx.Node | str | None = None) -> bool:
-    """Say whether a pass may make its next rewrite: always, unless `--bisect` searches for the one that is to blame.
+    """Return whether a pass may apply its next rewrite: always true, except while `--bisect` searches for the faulty one.
 
-    A pass that asks before each rewrite, and leaves out those that it may not make, can be taken apart rewrite by rewrite.
+    A pass that calls this before each rewrite, and skips the refused ones, is bisected by its own rewrites.
 
     Args:
-        pattern: what the rewrite is called, e.g. "fuse-norm".
+        pattern: the name of the rewrite, e.g. "fuse-norm".
         node: the node that it begins at.
 
     Example:

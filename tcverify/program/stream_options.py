@@ -42,6 +42,6 @@ class StreamSettings:
                 raise ProgramError(f"the {role} streams {list(ids)} are not all numbers from 0 to {MAX_STREAM_ID}")
         overhead = self.sync_overhead_s
         if type(overhead) not in (int, float) or not 0 <= overhead < 1e6:
-            raise ProgramError(f"a synchronisation overhead of {str(overhead)[:40]} s is no time")
+            raise ProgramError(f"a synchronisation overhead of {str(overhead)[:40]} s is not a time")
         if self.device is not None and not isinstance(self.device, str):
-            raise ProgramError(f"the device {self.device!r} is no name of a device profile")
+            raise ProgramError(f"the device {self.device!r} is not the name of a device profile")

@@ -73,7 +73,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if asked is None:
         return
     if not asked:
-        _refuse(metafunc, "verifies stands without parentheses", "write @tcverify.verifies(MyPass)")
+        _refuse(metafunc, "verifies is used without parentheses", "write @tcverify.verifies(MyPass)")
     if len(asked) > 1:
         _refuse(metafunc, "verifies decorates one function twice", "name all passes in one verifies")
     if inspect.iscoroutinefunction(metafunc.function):
@@ -191,8 +191,8 @@ def _recovered(config: pytest.Config) -> Iterator[str]:
 
         for directory in sorted(directories):
             for path in recover_in_flight(directory, _options(config).report_dir):
-                yield f"a run died while it verified a program, which is kept as {path}"
-                yield f"  look at it with: tcverify show {path}, try it again with: tcverify replay {path}"
+                yield f"a run died while verifying a program, which is saved as {path}"
+                yield f"  show it with: tcverify show {path}; run it again with: tcverify replay {path}"
 
 
 def _found_by_workers(config: pytest.Config, known: set[str]) -> Iterator[str]:
@@ -201,7 +201,7 @@ def _found_by_workers(config: pytest.Config, known: set[str]) -> Iterator[str]:
         for path, version in _kept(config):
             case = os.path.basename(os.path.dirname(path))
             if case not in known and config.stash[_EARLIER].get(path) != version:
-                yield f"{case} was found before the interrupt and is kept as {path}"
+                yield f"{case} was found before the interrupt and is saved as {path}"
 
 
 def _kept(config: pytest.Config) -> Iterator[tuple[str, tuple[int, int]]]:

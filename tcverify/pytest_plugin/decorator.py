@@ -64,35 +64,35 @@ def verifies(
     passes whose contract says `identity` are exempt), fails the item before the function is called. Otherwise the
     function is called, once per item, with the campaign's `ItemOutcome` as `verdict`, and may assert more about it: how often the
     pass fired, that nothing was inconclusive. It need not take `verdict`. Fixtures, marks and `parametrize` work as on any
-    test function; the pass itself runs in a process of its own, which fixtures do not reach.
+    test function; the pass itself runs in a separate process, which fixtures do not affect.
 
-    Each item draws programs of its own, the same ones in every run: the seed comes from the item's node id, and from
+    Each item draws its own programs, the same ones in every run: the seed comes from the item's node id, and from
     `--tcverify-seed`. Programs that failed an item earlier are tried first, until they pass (`--cache-clear` forgets them).
 
     Args:
         passes: classes, functions or instances, "module:attribute", "path/file.py:attribute", or names of built-in passes.
-            What cannot be imported by name (closures, instances) runs in the test's process: when it hangs, so does the test,
-            and its counterexamples cannot be replayed.
+            Passes that cannot be imported by name (closures, instances) run in the test's process: if one hangs, so does the
+            test, and its counterexamples cannot be replayed.
         programs: a function that is called with `mesh` and `world_size`, one of them None, and returns a strategy, such as
-            `transformer_programs`; or the name of a strategy of tcverify; or a strategy. A strategy draws what it
-            draws: with `world_sizes`, its programs of other sizes are thrown away; without, every one is verified. So a
-            function is faster. Default: the strategy of `tcverify run`.
-        world_sizes: numbers of ranks, at least 2; default 2, 3 and 4, where `programs` is not a strategy.
+            `transformer_programs`; or the name of a strategy of tcverify; or a strategy. A strategy chooses the
+            sizes itself: with `world_sizes`, programs of other sizes are discarded; without, all are verified. A function is
+            therefore faster. Default: the strategy of `tcverify run`.
+        world_sizes: numbers of ranks, at least 2; default 2, 3 and 4, if `programs` is not a strategy.
         meshes: instead of world sizes; a `Mesh`, or sizes by name as in {"dp": 2, "tp": 2}. Not with a strategy, which has
-            meshes of its own.
+            its own meshes.
         max_examples: programs per item; default from the profile.
         shards: items per pass and world; default from the profile.
         contract: what the passes promise: a `Contract`, or promises by name that change what they declare.
         pass_options: keyword arguments of the passes' constructors, or of the functions.
         checks: names of the checks to apply; default all.
-        confirm: "gloo", "nccl" or "none": the process group that runs what lockstep does not refute; default from
+        confirm: "gloo", "nccl" or "none": the process group that runs the programs that lockstep does not refute; default from
             `--tcverify-confirm`.
         domain: "float64", "native" or "exact": the number domain that values are judged in (see `verify`); default from
             `--tcverify-domain`.
-        pass_timeout: seconds that one application of a pass may take.
-        shrink_time: seconds to shrink one finding.
+        pass_timeout: time limit for one application of a pass, in seconds.
+        shrink_time: time limit for shrinking one finding, in seconds.
 
-    What makes no sense is an error of the collection.
+    Invalid arguments are collection errors.
     """
     asked = Verification(
         passes, programs, world_sizes, meshes, max_examples, shards, contract, pass_options, checks, confirm,

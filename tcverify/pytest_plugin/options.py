@@ -58,7 +58,7 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("tcverify", "verification of compiler passes (tcverify)")
     group.addoption(
         "--tcverify-confirm", metavar="{" + ",".join(CONFIRM) + "}", default=None,
-        help="process group that runs what lockstep does not refute [default: gloo]",
+        help="process group that runs the programs that lockstep does not refute [default: gloo]",
     )  # fmt: skip
     group.addoption(
         "--tcverify-domain", choices=DOMAINS, default=None,
@@ -66,19 +66,19 @@ def add_options(parser: pytest.Parser) -> None:
     )  # fmt: skip
     group.addoption(
         "--tcverify-profile", choices=PROFILES, default=None,
-        help="how many programs are drawn, in how many items [default: dev]",
+        help="number of programs and of test items: dev, ci or nightly [default: dev]",
     )  # fmt: skip
     group.addoption(
-        "--tcverify-report-dir", metavar="DIR", default=None, help="where counterexamples are kept [default: reports]"
+        "--tcverify-report-dir", metavar="DIR", default=None, help="directory for counterexamples [default: reports]"
     )
     group.addoption(
         "--tcverify-seed", type=_seed, metavar="N", default=None,
-        help="draw other programs, e.g. every night; the same number draws the same ones [default: 0]",
+        help="seed of the programs, e.g. another one every night [default: 0]",
     )  # fmt: skip
     parser.addini("tcverify_confirm", f"default of --tcverify-confirm: {', '.join(CONFIRM)}", default="")
     parser.addini("tcverify_domain", f"default of --tcverify-domain: {', '.join(DOMAINS)}", default="")
     parser.addini("tcverify_profile", f"default of --tcverify-profile: {', '.join(PROFILES)}", default="")
-    parser.addini("tcverify_report_dir", "default of --tcverify-report-dir, seen from the root directory", default="")
+    parser.addini("tcverify_report_dir", "default of --tcverify-report-dir, relative to the root directory", default="")
 
 
 def _seed(text: str) -> int:

@@ -55,11 +55,11 @@ def run_case(case: PytestCase, nodeid: str, options: Options, session: Session) 
 
     def note(event: Event) -> None:
         if isinstance(event, Crashed):
-            notes.append(f"tcverify failed on a program, which is kept as {event.path}")
+            notes.append(f"tcverify failed on a program, which is saved as {event.path}")
 
     try:
         with _surroundings(options.start_dir):
-            require_writable(options.report_dir, "choose another place with --tcverify-report-dir")
+            require_writable(options.report_dir, "choose another path with --tcverify-report-dir")
             subject = session.subject(case)
             state_dir = options.state_dir / _directory_name(nodeid)
             suits = session.suited(case, state_dir)
@@ -89,10 +89,10 @@ def run_case(case: PytestCase, nodeid: str, options: Options, session: Session) 
     except TcverifyError as error:
         raise NotVerified(error.message, error_text(error)) from None
     if isinstance(subject, InProcess):
-        notes.append("the pass runs in the test's process: if it hangs or dies, so does the run")
+        notes.append("the pass runs in the test's process: if it hangs or crashes, so does the run")
     again = [known.id for known in finished.counterexamples if known.id in earlier]
     if again:
-        notes.append(f"failed earlier and was tried first: {', '.join(again)} (pytest --cache-clear forgets it)")
+        notes.append(f"failed earlier and was tried first: {', '.join(again)} (cleared by pytest --cache-clear)")
     outcome = ItemOutcome(finished, case.world.name, case.shard, case.shards, case.confirm)
     return outcome, _summary(outcome, nodeid, options, tuple(notes))
 

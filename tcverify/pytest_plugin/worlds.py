@@ -52,7 +52,7 @@ def make_worlds(asked: Verification) -> list[World]:
     """Return the worlds. Raises UsageError for what does not exist or cannot work."""
     programs = asked.programs
     if asked.meshes is not None and asked.world_sizes is not None:
-        raise UsageError("meshes and world_sizes exclude each other", "a mesh says how many ranks there are")
+        raise UsageError("meshes and world_sizes exclude each other", "a mesh defines the number of ranks")
     if isinstance(programs, SearchStrategy):
         return _worlds_of_strategy(programs, asked)
     unasked, searched = programs is None, False
@@ -94,7 +94,7 @@ def make_worlds(asked: Verification) -> list[World]:
 def _worlds_of_strategy(programs: SearchStrategy[Program], asked: Verification) -> list[World]:
     if asked.meshes is not None:
         raise UsageError(
-            "meshes cannot be given with a strategy, which draws meshes of its own",
+            "meshes cannot be combined with a strategy, which draws its own meshes",
             "give the function that makes the strategy, e.g. programs=transformer_programs without parentheses",
         )
     checked = programs.map(require_program)
@@ -126,7 +126,7 @@ class _OfSize:
         if self.thrown_away > MAX_THROWN_AWAY:
             raise UsageError(
                 f"the strategy drew no program of {self.size} ranks among {MAX_THROWN_AWAY}",
-                "leave this size out of world_sizes, or give the function that makes the strategy",
+                "remove this size from world_sizes, or pass the function that creates the strategy",
             )
         return False
 
@@ -156,7 +156,7 @@ def _mesh(given: Any) -> Mesh:
 
 def _require_ranks(size: int) -> None:
     if size < 2:
-        raise UsageError("a world of 1 has no collectives to verify", "use at least 2 ranks")
+        raise UsageError("a program needs at least 2 ranks, not 1", "with fewer there are no collectives to verify")
     if size > MAX_RANKS:
         raise UsageError(f"{size} ranks are more than a campaign draws programs for", f"use at most {MAX_RANKS} ranks")
 

@@ -67,7 +67,7 @@ def example_inputs(gm: fx.GraphModule) -> list[Tensor]:
             continue
         value = node.meta.get("val")
         if not isinstance(value, Tensor):
-            raise Unsupported(f"input '{node.name}' is no tensor")
+            raise Unsupported(f"input '{node.name}' is not a tensor")
         found.append(torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).zero_())
     return found
 

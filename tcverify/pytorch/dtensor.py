@@ -73,13 +73,13 @@ def device_mesh(groups: Mapping[str, tuple[int, ...]], world_size: int, rank: in
     sizes = [len(group) for group in groups.values()]
     grid = torch.arange(world_size)
     if torch.Size(sizes).numel() != world_size:
-        raise Unsupported("the dims of the mesh are no grid of all ranks")
+        raise Unsupported("the dims of the mesh are not a grid of all ranks")
     grid = grid.reshape(sizes)
     place = [int(i) for i in (grid == rank).nonzero()[0]]
     for number, group in enumerate(groups.values()):
         line = grid[tuple(slice(None) if n == number else i for n, i in enumerate(place))]
         if line.tolist() != list(group):
-            raise Unsupported("the dims of the mesh are no row-major grid of all ranks")
+            raise Unsupported("the dims of the mesh are not a row-major grid of all ranks")
     resolve: Any = torch.distributed.distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
     made = [resolve(name) for name in groups]
     found = DeviceMesh.from_group(made if len(made) > 1 else made[0], "cpu", mesh=grid, mesh_dim_names=tuple(groups))
@@ -103,7 +103,7 @@ def read_placements(text: str) -> tuple[Placement, ...]:
         elif match := re.fullmatch(r"P(sum|avg|max|min|product)", one):
             found.append(Partial(match[1]))
         else:
-            raise Unsupported(f"'{text}' are no placements", "write R or S0, S1, …, or Psum, for each dim of the mesh")
+            raise Unsupported(f"'{text}' are not placements", "write R or S0, S1, …, or Psum, for each dim of the mesh")
     return tuple(found)
 
 

@@ -125,7 +125,7 @@ def _put(graph: fx.Graph, node: fx.Node, view: fx.Node, made: fx.Node) -> None:
     """Let a result take the place of the new memory of which a view was to be written."""
     base = view.args[0] if qualified_name(view.target).startswith("aten::view") else None
     if not isinstance(base, fx.Node) or not qualified_name(base.target).startswith("aten::empty"):
-        raise Unsupported(f"node '{node.name}' writes into '{view.name}', which is no view of new memory")
+        raise Unsupported(f"node '{node.name}' writes into '{view.name}', which is not a view of new memory")
     if set(view.users) != {node} or any(user < node for user in base.users if user is not view):
         raise Unsupported(f"node '{node.name}' writes into '{base.name}', which others read before")
     flat = graph.call_function(torch.ops.aten.view.default, (made, list(base.meta["val"].shape)))

@@ -51,7 +51,7 @@ def _write_anew(graph: fx.Graph, node: fx.Node) -> None:
     name, schema = qualified_name(node.target), schema_of(node.target)
     namespace, _, base = name.removesuffix(".default").partition("::")
     if namespace == "aten" and base.startswith(("empty", "new_empty")):
-        raise Unsupported(f"node '{node.name}' makes memory that nobody has written")
+        raise Unsupported(f"node '{node.name}' allocates memory that is never written")
     if schema is None or not schema.is_mutable or name in _WAITS or namespace in ("aten", "p2p"):
         return
     plain = _FUNCTIONAL.get(base) if namespace == "_c10d_functional" else None

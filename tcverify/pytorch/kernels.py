@@ -387,7 +387,7 @@ def _loops(node: Any) -> Loops:
     try:
         return Loops(node._body, tuple(int(n) for n in sizes), tuple(int(n) for n in reduced))
     except TypeError:
-        raise Unsupported("a kernel of Inductor has loops of sizes that are no numbers") from None
+        raise Unsupported("a kernel of Inductor has loops of symbolic sizes") from None
 
 
 def _local(nodes: Sequence[Any], positions: dict[str, int]) -> dict[str, tuple[int, torch.dtype]]:

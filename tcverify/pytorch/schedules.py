@@ -135,7 +135,7 @@ def _lost(before: list[str], after: list[str]) -> str | None:
     said = [
         f"{what} {', '.join(names)}" for what, names in (("lost", missing), ("new", added), ("twice", twice)) if names
     ]
-    return f"the pass returns other nodes than it was given: {'; '.join(said)}"
+    return f"the pass returns different nodes: {'; '.join(said)}"
 
 
 def find_swapped_dependency(before: NodeSchedule, after: NodeSchedule) -> Defect | None:

@@ -181,48 +181,48 @@ _CUTS = (0.5, 0.25, 0.75)
 _ALL = (
     TorchSubject(
         "bucket_all_gather", f"{_BUCKETS}:BucketAllGather",
-        "independent all_gathers of a group become one", f"{_BUCKETING}:bucket_all_gather",
+        "merges independent all_gathers of a group", f"{_BUCKETING}:bucket_all_gather",
         strategy="bucketing", draws={"mode": _MODES[:3], "cap_mb": _CAPS},
     ),
     TorchSubject(
         "bucket_reduce_scatter", f"{_BUCKETS}:BucketReduceScatter",
-        "independent reduce_scatters of a group become one", f"{_BUCKETING}:bucket_reduce_scatter",
+        "merges independent reduce_scatters of a group", f"{_BUCKETING}:bucket_reduce_scatter",
         strategy="bucketing", draws={"mode": ("default", "custom_ops", "coalesced"), "cap_mb": _CAPS},
     ),
     TorchSubject(
         "bucket_all_reduce", f"{_BUCKETS}:BucketAllReduce",
-        "independent all_reduces of a group become one", f"{_BUCKETING}:bucket_all_reduce", since="2.11",
+        "merges independent all_reduces of a group", f"{_BUCKETING}:bucket_all_reduce", since="2.11",
         strategy="bucketing", draws={"cap_mb": _CAPS},
     ),
     TorchSubject(
         "bucket_collectives", f"{_BUCKETS}:BucketCollectives",
-        "reduce_scatters, all_reduces and all_gathers into buckets, as Inductor does it", f"{_BUCKETING}:bucket_all_gather",
+        "buckets reduce_scatters, all_reduces and all_gathers, as Inductor does", f"{_BUCKETING}:bucket_all_gather",
         strategy="bucketing", draws={"mode": _MODES[:3], "cap_mb": _CAPS, "fsdp": (False, True)},
     ),
     TorchSubject(
         "bucket_fsdp_all_gather", f"{_BUCKETS}:BucketFsdpAllGather",
-        "all_gathers of parameters become one", f"{_FSDP}:bucket_fsdp_all_gather",
+        "merges all_gathers of parameters", f"{_FSDP}:bucket_fsdp_all_gather",
         strategy="bucketing", draws={"mode": _MODES[:3], "cap_mb": _CAPS},
     ),
     TorchSubject(
         "bucket_fsdp_reduce_scatter", f"{_BUCKETS}:BucketFsdpReduceScatter",
-        "reduce_scatters of gradients become one", f"{_FSDP}:bucket_fsdp_reduce_scatter",
+        "merges reduce_scatters of gradients", f"{_FSDP}:bucket_fsdp_reduce_scatter",
         strategy="bucketing", draws={"mode": ("default", "custom_ops", "coalesced"), "cap_mb": _CAPS},
     ),
     TorchSubject(
         "pre_bucket_fsdp_collectives", f"{_BUCKETS}:PreBucketFsdp",
-        "collectives of groups that parameters are gathered over become one", f"{_FSDP}:pre_bucket_fsdp_collectives",
+        "merges collectives of the groups over which parameters are gathered", f"{_FSDP}:pre_bucket_fsdp_collectives",
         since="2.13", strategy="bucketing",
         draws={"mode": ("unset", *_MODES), "cap_mb": _CAPS, "bucket_mode": ("unset", "custom_ops_multidtype")},
     ),
     TorchSubject(
         "dedup_fsdp_reduce_scatter", f"{_BUCKETS}:DedupReduceScatter",
-        "sums of what was reduced and scattered become one reduce_scatter", f"{_FSDP}:dedup_fsdp_reduce_scatter",
+        "merges reduce_scatters whose results are summed", f"{_FSDP}:dedup_fsdp_reduce_scatter",
         since="2.13", strategy="bucketing",
     ),
     TorchSubject(
         "compile", "tcverify.pytorch.compiling:Compile",
-        "the graph becomes what the code does that Inductor generates", "torch._inductor.compile_fx:compile_fx",
+        "compiles the graph to Inductor's generated code", "torch._inductor.compile_fx:compile_fx",
         draws={
             "effects": ("ordered", "declared"),
             "compiled_ranks": ("all", "first", "even", "odd"),
@@ -237,20 +237,20 @@ _ALL = (
     ),
     TorchSubject(
         "comms.sink_waits", f"{_SCHEDULING}:SinkWaits",
-        "waits come as late as they can in Inductor's schedule", f"{_COMMS}:sink_waits", draws=_SCHEDULER_DRAWS,
+        "moves waits as late as possible in Inductor's schedule", f"{_COMMS}:sink_waits", draws=_SCHEDULER_DRAWS,
     ),
     TorchSubject(
         "comms.raise_comms", f"{_SCHEDULING}:RaiseComms",
-        "collectives come as early as they can in Inductor's schedule", f"{_COMMS}:raise_comms", draws=_SCHEDULER_DRAWS,
+        "moves collectives as early as possible in Inductor's schedule", f"{_COMMS}:raise_comms", draws=_SCHEDULER_DRAWS,
     ),
     TorchSubject(
         "comms.reorder_compute_for_overlap", f"{_SCHEDULING}:ReorderCompute",
-        "compute moves between collectives and their waits", f"{_COMMS}:reorder_compute_for_overlap",
+        "moves compute between collectives and their waits", f"{_COMMS}:reorder_compute_for_overlap",
         draws=_SCHEDULER_DRAWS,
     ),
     TorchSubject(
         "comms.reorder_communication_preserving_peak_memory", f"{_SCHEDULING}:PreservePeakMemory",
-        "collectives come earlier while memory allows it", f"{_COMMS}:reorder_communication_preserving_peak_memory",
+        "moves collectives earlier, within a memory budget", f"{_COMMS}:reorder_communication_preserving_peak_memory",
         draws={
             **_SCHEDULER_DRAWS,
             "reorder_iterative_peak_memory_budget": _BUDGETS,
@@ -261,7 +261,7 @@ _ALL = (
     ),
     TorchSubject(
         "comms.sink_waits_iterative", f"{_SCHEDULING}:SinkWaitsIterative",
-        "waits come later while memory allows it", f"{_COMMS}:sink_waits_iterative",
+        "moves waits later, within a memory budget", f"{_COMMS}:sink_waits_iterative",
         draws={
             **_SCHEDULER_DRAWS,
             "sink_iterative_peak_memory_budget": _BUDGETS,
@@ -272,34 +272,34 @@ _ALL = (
     ),
     TorchSubject(
         "comms.simple_overlap", f"{_SCHEDULING}:SimpleOverlap",
-        "collectives come earlier and waits later, neighbour by neighbour", f"{_COMMS}:simple_overlap", since="2.15",
+        "moves collectives earlier and waits later, in swaps of neighbours", f"{_COMMS}:simple_overlap", since="2.15",
         draws=_SCHEDULER_DRAWS,
     ),
     TorchSubject(
         "comms.decide_global_ordering_of_comms", "tcverify.pytorch.ordering:DecideOrdering",
-        "collectives keep the graph's order in Inductor's scheduler", f"{_COMMS}:decide_global_ordering_of_comms",
+        "keeps the graph's order of collectives in Inductor's scheduler", f"{_COMMS}:decide_global_ordering_of_comms",
         draws={**_FINAL_DRAWS, "passes": ((), *_OVERLAP_LISTS[:4])},
     ),
     TorchSubject(
         "comm_lowering", "tcverify.pytorch.comm_buffers:CommLowering",
-        "small all_reduces read memory that all ranks map: lowering and order, as code for it needs CUDA",
+        "lowers small all_reduces to symmetric memory: only lowering and order, because the code needs CUDA",
         "torch._inductor.comm_lowering:register_comm_lowerings",
         draws={**_FINAL_DRAWS, "one_shot_all_reduce_threshold_bytes": (131072, 0, 64)},
     ),
     TorchSubject(
         "dtensor", "tcverify.pytorch.dtensor:DTensorProgram",
-        "tensors are divided, and ops on them become what each rank runs", "torch.distributed.tensor._api:DTensor",
+        "shards tensors, and lowers ops on DTensors to each rank's ops", "torch.distributed.tensor._api:DTensor",
         strategy="dtensor",
     ),
     TorchSubject(
         "schedule_overlap_bucketing", "tcverify.pytorch.overlap:ScheduleOverlapBucketing",
-        "compute moves beside communication, and collectives into buckets",
+        "overlaps compute with communication, and buckets collectives",
         f"{_PASSES}.overlap_scheduling:schedule_overlap_bucketing", since="2.11",
         strategy="traced", draws=_OVERLAP_DRAWS,
     ),
     TorchSubject(
         "manual_overlap_bucketing", "tcverify.pytorch.overlap:ManualOverlapBucketing",
-        "collectives of a module become one, beside the compute of the next",
+        "merges the collectives of a module, and overlaps them with the compute of the next",
         f"{_PASSES}.overlap_manual_scheduling:manual_overlap_bucketing", since="2.11", strategy="bucketing",
         draws={
             "modules": (2, 1, 3, 4), "plan": ("each", "pairs", "one"), "insert_overlap_deps": (False, True),
@@ -308,18 +308,19 @@ _ALL = (
     ),
     TorchSubject(
         "low_contention_collectives", "tcverify.pytorch.substituting:LowContentionCollectives",
-        "all_gathers and reduce_scatters run on copy engines",
+        "runs all_gathers and reduce_scatters on copy engines",
         f"{_PASSES}.low_contention_collectives:replace_collectives_with_low_contention", since="2.13",
         strategy="traced", draws={"groups": ("all", "first"), "min_bytes": (0, 64, 512), "skip_overlap_check": (True, False)},
     ),
     TorchSubject(
         "decomp_comms", "tcverify.pytorch.substituting:DecompComms",
-        "all_gathers that feed Gram matrices become all_reduces", f"{_PASSES}.decomp_comms:decomp_comms", since="2.13",
+        "replaces all_gathers before Gram matrices with all_reduces", f"{_PASSES}.decomp_comms:decomp_comms", since="2.13",
         strategy="gram",
     ),
     TorchSubject(
         "post_grad_passes", "tcverify.pytorch.post_grad:PostGradPasses",
-        "what torch.compile runs on every graph behind autograd", f"{_PASSES}.post_grad:post_grad_passes", strategy="compiled",
+        "the passes that torch.compile runs on every graph after autograd",
+        f"{_PASSES}.post_grad:post_grad_passes", strategy="compiled",
         draws={
             "is_inference": _BOTH, "reorder_for_locality": _BOTH, "pattern_matcher": _BOTH,
             "bucket": ("none", "all_gather", "reduce_scatter", "all_gather+reduce_scatter+all_reduce"),
@@ -328,16 +329,18 @@ _ALL = (
     ),
     TorchSubject(
         "joint_graph_passes", "tcverify.pytorch.post_grad:JointGraphPasses",
-        "what torch.compile runs on forward and backward together", f"{_PASSES}.joint_graph:joint_graph_passes",
+        "the passes that torch.compile runs on the joint graph of forward and backward",
+        f"{_PASSES}.joint_graph:joint_graph_passes",
         strategy="compiled", draws={"joint_graph_constant_folding": _BOTH, "pattern_matcher": _BOTH},
     ),
     TorchSubject(
         "reinplace", "tcverify.pytorch.post_grad:Reinplace",
-        "ops write into what nobody reads any more", f"{_PASSES}.reinplace:reinplace_inplaceable_ops", strategy="compiled",
+        "lets ops write into operands that are no longer read",
+        f"{_PASSES}.reinplace:reinplace_inplaceable_ops", strategy="compiled",
     ),
     TorchSubject(
         "ddp_fusion", "tcverify.pytorch.ddp_fusion:FuseDdp",
-        "all_reduces of gradients become few", f"{_PASSES}.ddp_fusion:fuse_ddp_communication", strategy="compiled",
+        "merges all_reduces of gradients", f"{_PASSES}.ddp_fusion:fuse_ddp_communication", strategy="compiled",
         draws={
             "passes": (
                 "fuse_ddp_with_concat_op+schedule_comm_wait", "fuse_ddp_with_coalesced_op+schedule_comm_wait",
@@ -348,31 +351,32 @@ _ALL = (
     ),
     TorchSubject(
         "micro_pipeline_tp", "tcverify.pytorch.micro_pipeline:MicroPipelineTp",
-        "products beside collectives become fused ops", f"{_PASSES}.micro_pipeline_tp:micro_pipeline_tp_pass",
+        "fuses matmuls with collectives", f"{_PASSES}.micro_pipeline_tp:micro_pipeline_tp_pass",
         strategy="compiled", draws={"reorder_for_compute_comm_overlap": _BOTH[::-1]},
     ),
     TorchSubject(
         "reinplace_fsdp_all_gather", "tcverify.pytorch.fsdp_graphs:ReinplaceFsdpAllGather",
-        "FSDP gathers into its own buffer", "torch._inductor.comms:reinplace_fsdp_all_gather", until="2.11", strategy="fsdp",
+        "lets FSDP's all_gathers write into its buffer",
+        "torch._inductor.comms:reinplace_fsdp_all_gather", until="2.11", strategy="fsdp",
     ),
     TorchSubject(
         "remove_fsdp2_unsharded_param_graph_input_usage", "tcverify.pytorch.fsdp_graphs:RemoveUnsharded",
-        "parameters in full are used as they were gathered, and not by way of a graph input",
+        "uses gathered parameters directly, not through a graph input",
         f"{_COMMS}:remove_fsdp2_unsharded_param_graph_input_usage", until="2.11", strategy="fsdp",
     ),
     TorchSubject(
         "fx_graph_cse", f"{_PARTS}:MergeEqual",
-        "equal calls become one, as in the default partitioner", "torch._functorch.compile_utils:fx_graph_cse",
+        "merges equal calls, as in the default partitioner", "torch._functorch.compile_utils:fx_graph_cse",
         strategy="effects",
     ),
     TorchSubject(
         "default_partition", f"{_PARTS}:DefaultPartition",
-        "a graph becomes forward and backward, as backends on AOTAutograd have it",
+        "splits a graph into forward and backward, as for backends on AOTAutograd",
         "torch._functorch.partitioners:default_partition", strategy="effects", draws={"cut": _CUTS},
     ),
     TorchSubject(
         "min_cut_partition", f"{_PARTS}:MinCutPartition",
-        "a graph becomes forward and backward, as Inductor has it",
+        "splits a graph into forward and backward, as for Inductor",
         "torch._functorch.partitioners:min_cut_rematerialization_partition",
         strategy="effects", draws={"cut": _CUTS},
     ),

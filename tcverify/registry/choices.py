@@ -19,9 +19,9 @@ HOSTILE: tuple[HostileName, ...] = get_args(HostileName)
 
 #: What each report is, by the name that `--report` takes.
 REPORTS = {
-    "html": "report.html and, for streams, trace.json beside every counterexample",
+    "html": "report.html and, for streams, trace.json for every counterexample",
     "junit": "junit.xml for continuous integration",
-    "ndjson": "events.ndjson, what happens as it happens",
+    "ndjson": "events.ndjson, a log of events that is written during the run",
     "sarif": "tcverify.sarif, findings at lines of the pass, for editors and code scanning",
     "github": "annotations and a summary of the job, for GitHub Actions",
 }

@@ -82,7 +82,7 @@ def require_new(what: str, name: Any, known: Collection[str]) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(f"{name!r:.80} cannot name a {what}", "use letters, digits, hyphens and underscores")
     if name in known:
-        raise UsageError(f"'{name}' is a {what} of tcverify's", "give yours another name")
+        raise UsageError(f"'{name}' is a built-in {what}", "choose another name")
 
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")

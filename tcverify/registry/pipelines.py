@@ -54,7 +54,7 @@ def stage_options(stages: Sequence[str], options: Mapping[str, Any]) -> list[dic
         where, _, option = key.partition(".")
         places = [i for i, name in enumerate(stages) if where in (name, str(i + 1))]
         if not option or len(places) != 1:
-            why = "is for several stages" if len(places) > 1 else "does not say which stage of the pipeline it is for"
+            why = "matches several stages" if len(places) > 1 else "names no stage of the pipeline"
             if places and not option:
                 why = "names no option of its stage"
             last = f"{len(stages)}.NAME" if len(places) > 1 else f"{stages[-1]}.NAME or {len(stages)}.NAME"

@@ -26,9 +26,7 @@ def find(target: str, what: str = "pass") -> tuple[Any, ModuleType]:
     """
     module_name, _, attribute = target.rpartition(":")
     if not module_name or not attribute:
-        raise PassLoadError(
-            f"'{target}' is not a {what}", "name it as module:attribute, or as path/to/file.py:attribute"
-        )
+        raise PassLoadError(f"'{target}' is not a {what}", "write module:attribute or path/to/file.py:attribute")
     module = import_named(module_name)
     subject: Any = module
     for part in attribute.split("."):
@@ -69,7 +67,7 @@ def import_named(name: str) -> ModuleType:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise PassLoadError(
                 f"there is no module '{error.name}'",
-                "modules are looked up from the current directory and the environment; a path to a .py file works too",
+                "modules are imported from the current directory and the environment; a path to a .py file works too",
             ) from None
         raise PassLoadError(f"importing '{name}' fails: {last_frame(error)}") from error
     except SystemExit as error:

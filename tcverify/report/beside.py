@@ -44,7 +44,7 @@ class FileReport(ABC):
                 return
             write_atomically(path, text)
         except Exception as error:  # noqa: BLE001 - a file that cannot be made must not end the run that found something
-            self.tell(f"{path} is not written: {one_line(error)}")
+            self.tell(f"{path} was not written: {one_line(error)}")
         else:
             if self.announcement and event.counterexample.finding.severity == "error":
                 self.tell(self.announcement.format(path))

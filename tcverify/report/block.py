@@ -92,7 +92,7 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
     program = case.program
     shrunk = f", shrunk from {case.size_drawn}" if case.size_drawn > program.size else ""
     if case.shrink_cut:
-        shrunk += " (until time ran out)"
+        shrunk += " (until the time limit)"
     where = f"in {' and '.join(case.executors)}" if case.executors else "before any program ran"
     domain = "" if finding.domain == "float64" else f", in the {finding.domain} domain"
     versions = ", ".join(f"{name} {case.environment[name]}" for name in ("torch", "python") if name in case.environment)
@@ -140,7 +140,7 @@ def _times(case: Counterexample, rank: int) -> list[str]:
     if after.asynchronous:
         lines = [(f"time of rank {rank}", time_line(after))]
         lines += [("before the pass", time_line(before))] if before is not None else []
-    lines.append(("told to the pass", given_line(case.program, rank)))
+    lines.append(("given to the pass", given_line(case.program, rank)))
     return [sanitize(f"{what}: {line}") for what, line in lines if line]
 
 

@@ -30,7 +30,7 @@ def reach_line(files: Sequence[FileReach]) -> str:
     ran, went = sum(one.lines_reached for one in files), sum(one.outcomes_reached for one in files)
     name = source_name(files[0].file)
     where = name if len(files) == 1 else f"{name} and {len(files) - 1} more"
-    return sanitize(f"reached of {where}: {ran} of {lines} lines, {went} of {outcomes} outcomes of conditions")
+    return sanitize(f"coverage of {where}: {ran} of {lines} lines, {went} of {outcomes} outcomes of conditions")
 
 
 def searched_line(searched: SearchSummary) -> str:
@@ -43,7 +43,7 @@ def searched_line(searched: SearchSummary) -> str:
     line = f"searched: {shown}; {plural(searched.tried - searched.further, 'program')} one edit away from them tried"
     line += f", all of those of {searched.exhausted:,}" if searched.exhausted else ""
     line += f"; {searched.further:,} further away" if searched.further else ""
-    return line + (f"; {searched.skipped:,} with a known cause left out" if searched.skipped else "")
+    return line + (f"; {searched.skipped:,} with a known cause skipped" if searched.skipped else "")
 
 
 def suspect_lines(searched: SearchSummary) -> list[str]:
@@ -51,10 +51,10 @@ def suspect_lines(searched: SearchSummary) -> list[str]:
     found = []
     for one in searched.suspects:
         lines = f"{one.first}" if one.first == one.last else f"{one.first}-{one.last}"
-        often = f"{one.wrong} of {plural(one.of_wrong, 'kernel')} that {'go' if one.of_wrong > 1 else 'goes'} wrong"
+        often = f"{one.wrong} of {plural(one.of_wrong, 'failing kernel')}"
         found.append(
             sanitize(
-                f"suspect: {source_name(one.file)}:{lines}, reached by {often}, by {one.passed} of {one.of_passed} that pass"
+                f"suspect: {source_name(one.file)}:{lines}, reached by {often} and by {one.passed} of {one.of_passed} passing"
             )
         )
     return found
@@ -94,7 +94,7 @@ def rewrite_words(kernel: KernelFound) -> str:
     """What the pass does with a kernel, by the ops that it removes and adds, in their order; or by those of which it changes
     the operands or the place."""
     if not kernel.changed:
-        return "left as it is"
+        return "unchanged"
     removed, added = _counts(kernel)
     if removed or added:
         names = _short_names([*removed, *added])
@@ -159,7 +159,7 @@ def kernel_lines(searched: SearchSummary) -> list[ListingLine]:
             line(f"  on rank {rank}")
         lines += [ListingLine(one.mark, one.node, f"  {one.mark} {one.text}") for one in kernel_listing(kernel)]
         if more:
-            same = "with this rewrite" if pattern.changed else f"left as {'it is' if more == 1 else 'they are'}"
+            same = "with this rewrite" if pattern.changed else "unchanged"
             line(f"  {plural(more, 'more kernel')} {same}")
     return lines
 

@@ -77,7 +77,7 @@ class GithubReport:
             with path.open("a", encoding="utf-8") as file:
                 file.write(f"{text}\n")
         except Exception as error:  # noqa: BLE001 - what cannot be written must not end the run
-            self.tell(f"{path} is not written: {one_line(error)}; the run goes on")
+            self.tell(f"{path} was not written: {one_line(error)}; the run continues")
 
     def _summary(self, ended: RunFinished, room: int) -> Iterator[str]:
         """Yield the parts of the summary: the table, then as many cases as there is room for, in bytes."""

@@ -86,7 +86,7 @@ class JunitReport:
             if event.counterexample.finding.severity == "error":
                 self._suites[-1].cases.append(event.counterexample)
         elif isinstance(event, Crashed) and self._suites:
-            self._suites[-1].problem = f"tcverify failed on a program, which is kept as {event.path}"
+            self._suites[-1].problem = f"tcverify failed on a program, which is saved as {event.path}"
         elif isinstance(event, CampaignFinished) and self._suites:
             self._suites[-1].finished = event
             self._suites[-1].elapsed = event.statistics.elapsed
@@ -110,7 +110,7 @@ class JunitReport:
         except Exception as error:  # noqa: BLE001 - a file that cannot be written must not end the run
             if not self._broken:
                 self._broken = True
-                self.tell(f"{self.path} is not written: {one_line(error)}; the run goes on")
+                self.tell(f"{self.path} was not written: {one_line(error)}; the run continues")
 
     def _suite(self, number: int, suite: _Suite) -> ElementTree.Element:
         started, finished = suite.started, suite.finished
@@ -143,7 +143,7 @@ class JunitReport:
     def _campaign(self, suite: _Suite) -> list[ElementTree.Element]:
         """The test cases of a campaign, the one of its own first."""
         started, finished = suite.started, suite.finished
-        whole = self._case(started, "keeps the meaning", suite.elapsed)
+        whole = self._case(started, "preserves the meaning", suite.elapsed)
         if suite.cases:
             self._finding(whole, suite.cases[0])
         elif finished is None:
@@ -173,7 +173,7 @@ class JunitReport:
     def _finding(self, element: ElementTree.Element, case: Counterexample) -> None:
         told = f"{case.finding.kind}: {case.finding.title}, case {case.id}"
         if self.accepting:
-            ElementTree.SubElement(element, "skipped", message=_xml(sanitize(f"goes to the baseline: {told}")))
+            ElementTree.SubElement(element, "skipped", message=_xml(sanitize(f"added to the baseline: {told}")))
             return
         text = to_text(case, self.report_dir / case.id / FILE_NAME)
         _problem(element, "failure", case.finding.kind, sanitize(told), text)

@@ -16,7 +16,7 @@ _CUT: tuple[Stop, ...] = ("interrupted", "first finding")
 
 def known_line(entry: KnownFinding, programs: int) -> str:
     """Return one line about a known finding that was seen."""
-    why = entry.reason or "no reason is given"
+    why = entry.reason or "no reason given"
     return sanitize(f"known, {entry.kind}: {plural(programs, 'program')} ({' '.join(why.split())})")
 
 
@@ -32,12 +32,14 @@ def baseline_lines(baseline: Baseline, path: Path, finished: Sequence[CampaignFi
     seen = {entry.key for one in finished for entry, _ in one.known}
     asked = [entry for entry in baseline.known if entry.target in ran]
     others = len(baseline.known) - len(asked)
-    elsewhere = f"; {others} of passes that did not run" if others else ""
+    elsewhere = f"; {others} for passes that did not run" if others else ""
     hits = sum(entry.key in seen for entry in asked)
-    yield sanitize(f"baseline {path}: {hits} of {plural(len(asked), 'known finding')} seen{elsewhere}")
+    yield sanitize(f"baseline {path}: {hits} of {plural(len(asked), 'known finding')} found again{elsewhere}")
     for entry in asked:
         if entry.target in whole and entry.key not in seen:
-            yield sanitize(f"  no longer seen, {entry.kind} of {entry.target}: {entry.fingerprint}; remove it?")
+            yield sanitize(
+                f"  not found again, {entry.kind} of {entry.target}: {entry.fingerprint}; remove it from the baseline?"
+            )
 
 
 __all__ = ["baseline_lines", "known_line"]

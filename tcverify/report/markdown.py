@@ -29,9 +29,9 @@ def to_markdown(case: Counterexample, path: Path | None) -> str:
     if block.divergence:
         parts += [f"**First divergence:** {code_span(block.divergence)}", ""]
     if block.made_by:
-        parts += [f"**Made by:** {code_span(block.made_by)}", ""]
+        parts += [f"**Rewritten at:** {code_span(block.made_by)}", ""]
     if block.blame:
-        parts += [f"**Blame:** {code_span(block.blame)}", ""]
+        parts += [f"**Root cause:** {code_span(block.blame)}", ""]
     if block.detail:
         parts += [*_folded("", f"Detail, {plural(len(block.detail), 'line')}", block.detail), ""]
     parts += [*_table(_facts(case, block)), ""]
@@ -71,8 +71,8 @@ def _facts(case: Counterexample, block: ReportBlock) -> list[tuple[str, str]]:
     options = ", ".join(f"{name}={value}" for name, value in case.facts.options.items())
     facts += [("options", code_span(sanitize(options)))] if options else []
     stage = finding.data.get("stage")
-    facts += [("stage to blame", code_span(sanitize(str(stage))))] if stage else []
-    facts += [("node to blame", code_span(sanitize(block.blamed)))] if block.blamed else []
+    facts += [("faulty stage", code_span(sanitize(str(stage))))] if stage else []
+    facts += [("faulty node", code_span(sanitize(block.blamed)))] if block.blamed else []
     facts += [("program", code_span(sanitize(block.program)))]
     facts += [(what, code_span(line)) for what, _, line in (text.partition(": ") for text in block.times)]
     facts += [("found", code_span(block.footer.removeprefix("found ")))]

@@ -196,7 +196,9 @@ class EventLog:
                     "original": first.relation.original,
                 }
         except Exception as error:  # noqa: BLE001 - what explains a finding must not keep it from being told
-            self.tell(f"{self.path}: case {case.id} is told without what explains it: {type(error).__name__}: {error}")
+            self.tell(
+                f"{self.path}: case {case.id} is reported without its explanation: {type(error).__name__}: {error}"
+            )
         return facts
 
     def _write(self, name: str, facts: Mapping[str, Any]) -> None:
@@ -209,7 +211,7 @@ class EventLog:
             if not self._broken:
                 self._broken = True
                 self.tell(
-                    f"{self.path} cannot be written: {getattr(error, 'strerror', None) or error}; the run goes on"
+                    f"{self.path} cannot be written: {getattr(error, 'strerror', None) or error}; the run continues"
                 )
 
     def _append(self, line: bytes) -> None:

@@ -85,7 +85,7 @@ class SarifReport:
         except Exception as error:  # noqa: BLE001 - a file that cannot be written must not end the run
             if not self._broken:
                 self._broken = True
-                self.tell(f"{self.path} is not written: {one_line(error)}; the run goes on")
+                self.tell(f"{self.path} was not written: {one_line(error)}; the run continues")
 
     def _result(self, case: Counterexample) -> dict[str, Any]:
         path = self.report_dir / case.id / FILE_NAME

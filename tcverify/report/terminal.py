@@ -23,8 +23,8 @@ from tcverify.report.listing import Sign, columns
 from tcverify.report.sanitize import plural, sanitize
 
 _MARK_STYLES: dict[Sign, str] = {"-": "red", "+": "green", " ": ""}
-#: What helps where a pass finds nothing to change.
-_ELSEWHERE = "programs of your own: --strategy file.py:name, or graphs: tcverify check"
+#: What helps if a pass changes nothing.
+_ELSEWHERE = "use your own programs: --strategy file.py:name, or your own graphs: tcverify check"
 _VERDICT_STYLES: dict[CampaignVerdict, str] = {
     "passed": "bold green",
     "refuted": "bold red",
@@ -34,8 +34,8 @@ _VERDICT_STYLES: dict[CampaignVerdict, str] = {
 _STOPS: dict[Stop, str] = {
     "examples": "all programs drawn",
     "time": "time is up",
-    "exhausted": "there are no more programs to draw",
-    "searched": "nothing is left to search, and nothing new came up for long",
+    "exhausted": "no more programs to draw",
+    "searched": "the search is exhausted, and drawn programs show nothing new",
     "first finding": "stopped at the first finding",
     "interrupted": "interrupted",
 }
@@ -80,7 +80,7 @@ class TerminalReport:
                 self._found(event.counterexample)
         elif isinstance(event, Crashed):
             self.close()
-            say(self.console, f"  tcverify failed on a program, which is kept as {event.path}", "yellow")
+            say(self.console, f"  tcverify failed on a program, which is saved as {event.path}", "yellow")
         elif isinstance(event, CampaignFinished):
             self.close()
             self.finished.append(event)
@@ -115,7 +115,7 @@ class TerminalReport:
         line = f"{sanitize(event.facts.name)} on {event.mesh}: {bound}, {tiers}, seed {event.seed}{earlier}{cases}"
         say(self.console, line, "bold")
         if not event.guarded:
-            say(self.console, "  the pass runs in this process: if it hangs or dies, so does the run", "yellow")
+            say(self.console, "  the pass runs in this process: if it hangs or crashes, so does the run", "yellow")
         if self.console.is_terminal:
             self._live = Live(console=self.console, refresh_per_second=4, transient=True)
             self._live.start()
@@ -296,7 +296,7 @@ def _exactly(console: Console, text: str) -> None:
 
 
 def _show_finding(console: Console, block: ReportBlock) -> None:
-    """Print what was found, and whose work it is."""
+    """Print what was found, and where it comes from."""
     say(console, block.headline, "bold red")
     say(console, block.title, "bold")
     for text in block.detail:
@@ -306,9 +306,9 @@ def _show_finding(console: Console, block: ReportBlock) -> None:
     if block.divergence:
         say(console, f"first divergence: {block.divergence}")
     if block.made_by:
-        say(console, f"made by {block.made_by}")
+        say(console, f"rewritten at {block.made_by}")
     if block.blame:
-        say(console, f"blame: {block.blame}", "bold")
+        say(console, f"root cause: {block.blame}", "bold")
 
 
 def _show_program(console: Console, block: ReportBlock) -> None:

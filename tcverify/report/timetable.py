@@ -173,7 +173,7 @@ def timetable(program: Program, rank: int, costs: Mapping[str, float] | None = N
         join=max(join, default=0.0),
         lowered=found.lowered,
         timed=timed,
-        roles=_roles(program, ops) if found.lowered else {MAIN_STREAM: "one after the other"},
+        roles=_roles(program, ops) if found.lowered else {MAIN_STREAM: "sequential"},
         declared=_declared(output.meta.get("schedule")),
         replayed=found.makespan_s,
         serial=found.serial_s,

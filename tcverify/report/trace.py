@@ -37,9 +37,9 @@ def to_trace(case: Counterexample) -> str:
     ranks = timed_ranks(case)
     if not ranks:
         raise UsageError(
-            f"case {case.id} has no streams to trace: its rewritten graphs hold no anchors, "
-            "nor asynchronous collectives with costs",
-            "traces are made of what a scheduling pass has lowered, and of asynchronous graphs whose ops all have costs",
+            f"case {case.id} has no streams to trace: its rewritten graphs have no anchors, "
+            "and no asynchronous collectives with costs",
+            "traces need a graph that a scheduling pass has lowered, or an asynchronous graph whose ops all have costs",
         )
     if case.finding.rank in ranks:
         ranks = [case.finding.rank, *(rank for rank in ranks if rank != case.finding.rank)]
@@ -64,7 +64,7 @@ def to_trace(case: Counterexample) -> str:
         "case": case.id,
         "pass": sanitize(case.facts.name),
         "finding": sanitize(f"{case.finding.kind}: {case.finding.title}"),
-        "ranks without streams, or left out": str(case.program.world_size - len(shown)),
+        "ranks without streams, or omitted": str(case.program.world_size - len(shown)),
     }
     trace = {"displayTimeUnit": "ns", "otherData": other, "traceEvents": events}
     return json.dumps(trace, ensure_ascii=True, separators=(",", ":"), allow_nan=False) + "\n"
@@ -171,7 +171,7 @@ class TraceReport(FileReport):
     """Writes trace.json beside every counterexample whose rewritten program has streams; see `FileReport`."""
 
     name = TRACE_NAME
-    announcement = "Its timeline:  {} (open it in ui.perfetto.dev)"
+    announcement = "Timeline:  {} (open it in ui.perfetto.dev)"
 
     def content(self, case: Counterexample) -> str | None:
         return to_trace(case) if timed_ranks(case) else None

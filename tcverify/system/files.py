@@ -16,7 +16,7 @@ from tcverify.errors import UsageError
 _UNFINISHED = ".new"
 
 
-def write_atomically(path: Path, text: str, hint: str = "choose another place with --report-dir") -> None:
+def write_atomically(path: Path, text: str, hint: str = "choose another path with --report-dir") -> None:
     """Write a file so that it is there whole or not at all.
 
     Args:

@@ -98,7 +98,7 @@ def _room() -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"temporary files cannot be made: {error}", "make room, or name another place in TMPDIR"
+            f"temporary files cannot be created: {error}", "free disk space, or set TMPDIR to another directory"
         ) from None
 
 

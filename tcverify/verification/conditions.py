@@ -38,7 +38,8 @@ def condition(program: Program, holds: Callable[[Collection[Unknown]], bool]) ->
     told = " and ".join(f"{_listed(names)} equal on all ranks of {dim}" for dim, names in by_dim.items())
     name, dim = next((names[0], dim) for dim, names in by_dim.items())
     return Doubt(
-        "placement-needed", f"right only if {told}; if so, say --placement {name}={dim}:replicated, else how it lies"
+        "placement-needed",
+        f"right only if {told}; if so, use --placement {name}={dim}:replicated, else give its placement",
     )
 
 

@@ -19,7 +19,7 @@ class Failure(AssertionError):
 
 
 class Refuted(Failure):
-    """A pass is refuted. What is raised is of a subclass, one per kind of finding: `WrongValue`, `Deadlock`, …
+    """Raised if a pass is refuted, as a subclass per kind of finding: `WrongValue`, `Deadlock`, …
 
     `tcverify.verification.exceptions` has the subclasses by name, for `pytest.mark.xfail(raises=WrongValue)`.
     """

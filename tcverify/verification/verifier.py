@@ -33,7 +33,7 @@ Status: TypeAlias = Literal["passed", "refuted", "inconclusive"]
 
 @dataclass(slots=True, repr=False)
 class Verdict:
-    """What verification says about one program.
+    """The result of verifying a pass on one program.
 
     Attributes:
         status: "passed", "refuted" or "inconclusive".
@@ -43,8 +43,8 @@ class Verdict:
 
     `repr` is one line, `str` is what the terminal shows, and a notebook shows the page of the first finding.
         doubts: why it is inconclusive.
-        notes: what else there is to say, e.g. that the exact domain had to step aside.
-        domain: the number domain that was asked for: "float64", "native" or "exact".
+        notes: remarks, e.g. that the exact domain was not applicable.
+        domain: the requested number domain: "float64", "native" or "exact".
         pair: the program before and after the pass.
         runs: comparisons by executor, the cheapest first.
         seconds: time by phase: "apply", "lockstep" (all evidence but the confirming executor's), its name, "checks".
@@ -102,11 +102,11 @@ def verify(
     always_confirm: bool = False,
     brief: bool = False,
 ) -> Verdict:
-    """Verify that a pass keeps the meaning of one program.
+    """Verify that a pass preserves the meaning of one program.
 
     Args:
         pass_: a pass: "module:attribute", a class, a function, an instance, or a prepared `Subject`; or a pipeline:
-            "module:first+module:second", or a list of passes. Its findings name the stage that is to blame.
+            "module:first+module:second", or a list of passes. Its findings name the faulty stage.
         contract: what the pass promises; by default what it declares.
         confirm: an executor that runs programs which lockstep does not refute, e.g. a `ProcessGroupPool`.
         checks: names of the checks to apply; default all.
@@ -114,7 +114,7 @@ def verify(
             "native", which also runs them in their own dtypes, where rounding shows.
         deep: also look for impurity, at about three times the cost.
         always_confirm: run `confirm` also on programs that lockstep refutes by value or by raising.
-        brief: of a rewrite that is right only if inputs are equal on the ranks, do not look for few of them.
+        brief: if a rewrite is right only if inputs are equal on the ranks, do not search for a small set of them.
 
     Raises:
         PassLoadError: the pass cannot be loaded.
@@ -215,7 +215,10 @@ def verify_in_steps(
         yield from _confirm(confirm, judged, checks, clock, always_confirm)
     if not judged.findings and not doubts and not _rewritten_ran(evidence):
         doubts.append(
-            Doubt("not-judged", "the rewritten program did not run, and the check that says why was not chosen")
+            Doubt(
+                "not-judged",
+                "the rewritten program did not run, and the check that reports the reason was not selected",
+            )
         )
     findings, hygiene = judged.findings, judged.hygiene
     if (findings or hygiene) and pair.stages:
@@ -366,7 +369,7 @@ def _conditional(judged: _Judged, brief: bool, judge: Callable[[Pair], _Judged])
     if {finding.kind for finding in judged.findings} <= always:
         return judged
     if brief:
-        doubt = Doubt("placement-needed", "right only if inputs of which nothing is known are equal on the ranks")
+        doubt = Doubt("placement-needed", "right only if inputs with an unknown placement are equal on the ranks")
     else:
         doubt = condition(pair.original, lambda pairs: {f.kind for f in where_equal(pairs).findings} <= always)
     return replace(settled, doubts=[*settled.doubts, doubt], notes=judged.notes)
@@ -379,7 +382,7 @@ def _confirm(
     evidence, pair = judged.evidence, judged.evidence.pair
     size = pair.original.world_size
     if size > MAX_RANKS:
-        why = f"{size} ranks are more than process groups have here; judged in lockstep alone"
+        why = f"{size} ranks are more than process groups have here; judged in lockstep only"
         judged.notes.append(Note("not-confirmed", why))
         return
     if worth_confirming(evidence, judged.findings, always):
@@ -394,7 +397,7 @@ def _confirm(
             )
             clock.lap(confirm.name)
     if pair.foreign is not None and not judged.findings:
-        judged.doubts.append(Doubt("not-portable", f"{pair.foreign.why}; judged in lockstep alone"))
+        judged.doubts.append(Doubt("not-portable", f"{pair.foreign.why}; judged in lockstep only"))
 
 
 def _blame(found: Sequence[list[Finding]], evidence: Evidence, request: EvidenceRequest) -> list[list[Finding]]:

@@ -210,8 +210,8 @@ class DividedCampaign:
         self._lost += 1
         if self._lost == LOST_LIMIT:
             raise ExecutorError(
-                f"{LOST_LIMIT} slices in a row were lost, since workers died of them",
-                "is there enough memory? fewer --workers need less",
+                f"{LOST_LIMIT} slices in a row were lost because workers died",
+                "is there enough memory? try fewer --workers",
             )
 
     def _end(self) -> None:

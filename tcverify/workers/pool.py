@@ -113,14 +113,14 @@ class LocalCrew:
                 patience = END_SECONDS if self._ending else worker.patience
                 if worker.silent > patience:
                     self._bury(worker)
-                    if not self._again(worker, f"had said nothing for {patience:.0f} s and was killed"):
+                    if not self._again(worker, f"was silent for {patience:.0f} s and was killed"):
                         return number, None
 
     def _again(self, worker: _Process, how: str) -> bool:
         """Have another worker do what one was at that has ended, if that may be; whether it does."""
         number, text, attempt = worker.slice or (0, "", 0)
         again = attempt < ATTEMPTS and not self._ending
-        what = "what it was doing is done again" if again else "what it was doing is given up"
+        what = "its slice is repeated" if again else "its slice is abandoned"
         self._tell(f"a worker {how}; {what}")
         if again:
             self._begin(number, text, attempt + 1)
@@ -158,7 +158,7 @@ class LocalCrew:
                 how = self._bury(worker)
             else:
                 return
-        self._tell(f"a worker {how} before it took anything; what it was to do is given up")
+        self._tell(f"a worker {how} before it took a slice; the slice is abandoned")
         self._refused.append(number)
 
     def _bury(self, worker: _Process) -> str:

@@ -129,7 +129,9 @@ class Worker:
                     pass
             except OSError:
                 path = Path(tempfile.mkdtemp(prefix="tcverify-worker-", dir=lasting_directory()))
-                self._warnings.append(f"a worker cannot write to {directory}; what it finds is kept in {path} there")
+                self._warnings.append(
+                    f"a worker cannot write to {directory}; its findings are saved in {path} on that machine"
+                )
             self._elsewhere[directory] = path
         return self._elsewhere[directory]
 
@@ -159,7 +161,7 @@ class Worker:
                 # the driver, which reads the corpus too, tells of its damaged files
                 self._corpora[directory] = Corpus(Path(directory), self._warn_of_corpus)
             except UsageError as error:
-                self._warnings.append(f"a worker goes without a corpus: {error.message}")
+                self._warnings.append(f"a worker continues without a corpus: {error.message}")
                 return None
         corpus = self._corpora[directory]
         corpus.refresh()

@@ -338,7 +338,7 @@ def test_a_node_behind_the_output_is_a_lint_defect() -> None:
     (defect,) = _apply_here(forget_where).defects
     assert (defect.aspect, defect.message) == (
         "lint",
-        "node 'neg_default' stands behind the output, where nothing runs",
+        "node 'neg_default' is after the output, where it never runs",
     )
 
 

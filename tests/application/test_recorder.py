@@ -167,7 +167,7 @@ def test_coverage_says_what_was_never_reached() -> None:
     assert (line("between") + 1, line("not flag") + 2) in report.unreached
     told = unreached_lines([report])
     assert any(f"false on line {line('between')}" in text for text in told)
-    assert reach_line([report]).startswith("reached of tests/support/reached_code.py: 2 of ")
+    assert reach_line([report]).startswith("coverage of tests/support/reached_code.py: 2 of ")
 
 
 def test_functions_count_that_what_was_called_can_call() -> None:

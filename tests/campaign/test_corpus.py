@@ -116,7 +116,7 @@ def test_a_damaged_case_is_named_and_left_out(tmp_path: Path, how: str) -> None:
     assert [one.reasons for one in found] == [("reason 2",)]
     (line,) = told
     assert ("0" * 32 if how == "renamed" else path.name) in line
-    assert "left out" in line
+    assert "skipped" in line
 
 
 def rehashed(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
@@ -180,7 +180,7 @@ def test_a_case_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     assert not corpus.add(case(1))
     assert not corpus.add(case(2))
     (line,) = told
-    assert "the run goes on" in line
+    assert "the run continues" in line
 
 
 def test_reasons_are_patterns_by_features() -> None:

@@ -198,7 +198,7 @@ def test_a_finding_that_cannot_be_explained_is_told(tmp_path: Path, monkeypatch:
     (line,) = read(tmp_path)
     assert (line["id"], line["divergence"]) == (some_case().id, None)
     assert told == [
-        f"{tmp_path / EVENTS_NAME}: case {line['id']} is told without what explains it: ZeroDivisionError: oops"
+        f"{tmp_path / EVENTS_NAME}: case {line['id']} is reported without its explanation: ZeroDivisionError: oops"
     ]
 
 

@@ -94,8 +94,8 @@ def test_lines_that_wrong_kernels_have_in_common_are_suspected(tmp_path: Path):
     assert first.wrong == first.of_wrong > 0
     assert first.passed < first.of_passed / 2
     text = suspect_lines(finished.searched)[0]
-    assert f"searched_passes.py:{line}, reached by {first.wrong} of {first.of_wrong} kernel" in text
-    assert text.endswith(f"by {first.passed} of {first.of_passed} that pass")
+    assert f"searched_passes.py:{line}, reached by {first.wrong} of {first.of_wrong} failing kernel" in text
+    assert text.endswith(f"by {first.passed} of {first.of_passed} passing")
 
 
 def test_nothing_is_suspected_of_a_sound_pass(tmp_path: Path):
@@ -231,7 +231,7 @@ def test_a_search_that_leaves_programs_out_says_so(tmp_path: Path):
     finished, _ = run(tmp_path, cancels_negations_for_all, collect=True, checks=CHECKS)
     assert finished.searched is not None
     assert finished.searched.skipped > 0
-    assert searched_line(finished.searched).endswith(f"; {finished.searched.skipped:,} with a known cause left out")
+    assert searched_line(finished.searched).endswith(f"; {finished.searched.skipped:,} with a known cause skipped")
 
 
 def test_programs_move_to_more_ranks():

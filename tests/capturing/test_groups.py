@@ -64,8 +64,8 @@ def test_what_is_assumed_of_inputs_goes_by_the_values_that_ranks_hold() -> None:
         "x": ["unknown"], "gain": [], "weight": ["varying"], "bias": [],
     }  # fmt: skip
     unknown, apart = _assumed(program, captures, UserFacts())
-    assert "nothing says whether ranks hold the same of x: taken as different" in unknown
-    assert "different on the ranks, as the values or the graph say: weight (" in apart
+    assert "placement unknown, treated as different on the ranks: x" in unknown
+    assert "different on the ranks, according to the values or the graph: weight (" in apart
 
 
 def test_what_a_graph_gathers_or_sums_every_rank_has_its_own_of() -> None:

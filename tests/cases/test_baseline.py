@@ -184,7 +184,7 @@ TEXT = """{
         pytest.param('"y"}', '"y"', 8, "not JSON", id="syntax"),
         pytest.param('"y"}', '"y", "why": "so"}', 6, 'unknown key "why"', id="key"),
         pytest.param('"kind": "race", "fingerprint": "y"', '"kind": "race"', 6, 'lacks "fingerprint"', id="lacks"),
-        pytest.param('"y"}', '"y", "reason": null}', 6, '"reason" is null, not a text', id="type"),
+        pytest.param('"y"}', '"y", "reason": null}', 6, '"reason" is null, not a string', id="type"),
         pytest.param('"y"}', '"y"}, 3', 6, "an entry is an object, not 3", id="number"),
         pytest.param('"version": 1', '"version": 2', 2, "version 2; this tcverify reads 1", id="version"),
         pytest.param('"version": 1', '"version": 1, "more": 1', 2, 'unknown key "more"', id="top"),
@@ -354,12 +354,12 @@ def test_a_summary_names_what_is_no_longer_seen() -> None:
     baseline = Baseline((ENTRY, other, replace(ENTRY, target="mine:Other")))
     lines = list(baseline_lines(baseline, Path("known.json"), [_finished("Pass", "examples", (ENTRY, 3))]))
     assert lines == [
-        "baseline known.json: 1 of 2 known findings seen; 1 of passes that did not run",
-        "  no longer seen, wrong-value of mine:Pass: add is scaled; remove it?",
+        "baseline known.json: 1 of 2 known findings found again; 1 for passes that did not run",
+        "  not found again, wrong-value of mine:Pass: add is scaled; remove it from the baseline?",
     ]
 
 
 @pytest.mark.parametrize("stop", ["interrupted", "first finding"])
 def test_what_ended_early_misses_nothing(stop: str) -> None:
     lines = list(baseline_lines(Baseline((ENTRY,)), Path("known.json"), [_finished("Pass", stop)]))
-    assert lines == ["baseline known.json: 0 of 1 known finding seen"]
+    assert lines == ["baseline known.json: 0 of 1 known finding found again"]

@@ -198,7 +198,7 @@ def test_cases_are_found_by_file_directory_and_the_beginning_of_an_id(tmp_path: 
 def test_all_cases_of_a_directory_are_found(tmp_path: Path) -> None:
     paths = [write_counterexample(some_case(id=name), tmp_path) for name in ("aa000000", "ab000000")]
     assert find_counterexamples(str(tmp_path), tmp_path) == paths
-    with pytest.raises(UsageError, match="'a' stands for 2"):
+    with pytest.raises(UsageError, match="'a' matches 2"):
         find_counterexamples("a", tmp_path)
 
 

@@ -149,7 +149,7 @@ def test_values_of_unknown_size_are_a_doubt_where_a_promise_needs_them() -> None
     evidence = Evidence(Pair(original, unknown, changed=True), Contract(memory_budget=0.0))
     (doubt,) = check_memory(evidence)
     assert isinstance(doubt, Doubt)
-    assert "the size of 'x' is not known" in doubt.detail
+    assert "the size of 'x' is unknown" in doubt.detail
     assert kinds("memory", original, unknown) == []
 
 
@@ -282,7 +282,7 @@ def test_buffers_of_values_that_live_at_the_same_time() -> None:
     original = program(two_reductions)
     finding = found(original, edited(original, buffered({"relu": place(0), "relu_1": place(32)})))
     assert (finding.kind, finding.node) == ("overlapping-buffers", "relu_1")
-    assert finding.title == "'relu_1' comes to lie on 'relu', which still lives, in the communication buffers"
+    assert finding.title == "'relu_1' overlaps 'relu', which is still live, in the communication buffers"
     assert "'relu' has bytes 0 to 64 until 'wait_tensor'" in finding.detail
     assert finding.data["ranges"] == [[0, 64], [32, 96]]
     assert kinds("memory", original, edited(original, buffered({"relu": place(0), "relu_1": place(64)}))) == []
@@ -315,8 +315,8 @@ def test_many_buffers_are_compared_with_their_neighbours() -> None:
         ({"relu": place(0, TILE - 4)}, "has 60 bytes, and its value needs 64"),
         ({"x": place(0)}, "its storage is that of input 'x'"),
         ({"add_1": place(0)}, "is returned: the next call overwrites it"),
-        ({"relu": {"group": "dp", "offset": -4, "nbytes": TILE}}, "says no place of one tensor"),
-        ({"relu": "here"}, "says no place of one tensor"),
+        ({"relu": {"group": "dp", "offset": -4, "nbytes": TILE}}, "is malformed"),
+        ({"relu": "here"}, "is malformed"),
     ],
 )
 def test_buffers_that_cannot_be(places: dict[str, Any], words: str) -> None:

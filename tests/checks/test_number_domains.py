@@ -110,7 +110,7 @@ def test_what_float64_refutes_is_confirmed_in_float64(domain: str, pool: Callabl
 def test_precision_that_a_pass_gives_up_is_noted_where_it_does_not_show(domain: str) -> None:
     verdict = verify(reduces_in_bfloat16, reduce_then_norm(), domain=domain)
     assert (verdict.status, [note.reason for note in verdict.notes]) == ("passed", ["coarser-dtype"])
-    assert "rounds values to bfloat16, where the original has float32" in verdict.notes[0].detail
+    assert "rounds to bfloat16, coarser than any dtype of the original (float32)" in verdict.notes[0].detail
 
 
 def test_precision_that_a_pass_gives_up_is_judged_in_the_native_domain() -> None:
@@ -210,7 +210,7 @@ def test_a_case_is_not_called_fixed_where_its_domain_steps_aside() -> None:
     case = make_counterexample(verdict, "wrong-value", facts, Contract())
     again = replay_case(replace(case, program=norm_of_order_three()), None)
     assert again.state == "error"
-    assert again.message.startswith("the exact domain, which showed it, now steps aside: ")
+    assert again.message.startswith("the exact domain, in which it was found, is not applicable now: ")
     assert replay_case(case, None).state == "fixed"
 
 

@@ -19,9 +19,9 @@ def cast(b: Lowering, dtype: torch.dtype | None) -> Any:
 @pytest.mark.parametrize(
     ("before", "after", "names"),
     [
-        (None, torch.bfloat16, "bfloat16, where the original has float32"),
-        (torch.float64, torch.float16, "float16, where the original has float32"),
-        (torch.float16, torch.bfloat16, "bfloat16, where the original has float16"),
+        (None, torch.bfloat16, "bfloat16, coarser than any dtype of the original (float32)"),
+        (torch.float64, torch.float16, "float16, coarser than any dtype of the original (float32)"),
+        (torch.float16, torch.bfloat16, "bfloat16, coarser than any dtype of the original (float16)"),
         (None, torch.float64, ""),
         (torch.bfloat16, torch.bfloat16, ""),
         (torch.bfloat16, None, ""),
@@ -32,4 +32,4 @@ def test_the_coarsest_dtypes_of_both_are_compared(
 ) -> None:
     note = note_coarser_dtype(program(lambda b: cast(b, before)), program(lambda b: cast(b, after)))
     assert (note is not None) == bool(names)
-    assert note is None or (note.reason == "coarser-dtype" and f"the pass rounds values to {names}" in note.detail)
+    assert note is None or (note.reason == "coarser-dtype" and f"the pass rounds to {names}" in note.detail)

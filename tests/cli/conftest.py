@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import strategies as st
 
+import tcverify.cli.commands.run  # noqa: F401 - its help lists strategies: those before `pin` adds one
 from tcverify.cli import main, running
 from tcverify.program import PARTIAL, GraphBuilder, InputSpec, Mesh, Program, Recipe, spmd_program
 from tcverify.registry.strategies import STRATEGIES

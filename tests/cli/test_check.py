@@ -269,13 +269,13 @@ def test_inputs_of_which_nothing_is_known_are_named(graphs: Path) -> None:
     found = check("graphs.py:one", "--mesh", "tp=2", pass_="graphs.py:widens")
 
     assert found.code == 0, found.out + found.err
-    assert "whether ranks hold the same of bias_1: taken as different" in " ".join(found.out.split())
-    assert "as the values or the graph say: x_1 (" in " ".join(found.out.split())  # an all_reduce sums it
+    assert "placement unknown, treated as different on the ranks: bias_1" in " ".join(found.out.split())
+    assert "according to the values or the graph: x_1 (" in " ".join(found.out.split())  # an all_reduce sums it
     placed = check("graphs.py:one", "--mesh", "tp=2", "--placement", "bias_1=tp:varying", pass_="graphs.py:widens")
-    assert "nothing says" not in placed.out
+    assert "placement unknown" not in placed.out
     assert "varying over tp: 2 inputs" in placed.out
     everything = check("graphs.py:one", "--mesh", "tp=2", "--placement", "*_1=tp:replicated", pass_="graphs.py:widens")
-    assert "taken as different" not in everything.out
+    assert "treated as different" not in everything.out
 
 
 def test_a_pass_that_finds_nothing_to_do_has_tested_nothing(graphs: Path) -> None:
@@ -318,7 +318,7 @@ def test_an_exported_program_is_checked(graphs: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "options", "texts"),
     [
-        pytest.param("graphs.py:one", [], ["nothing says of how many ranks", "give --mesh (tp=2)"], id="no-ranks"),
+        pytest.param("graphs.py:one", [], ["no number of ranks", "give --mesh (tp=2)"], id="no-ranks"),
         pytest.param("graphs.py:one", ["--mesh", "dp=2,tp=2"],
                      ["group '5' in the graph of rank 0 has no known ranks"], id="no-group"),
         pytest.param("graphs.py:one", ["--mesh", "tp=2", "--group", "5=pp"], ["the mesh has no dim 'pp'"], id="no-dim"),
@@ -326,7 +326,7 @@ def test_an_exported_program_is_checked(graphs: Path) -> None:
                      ["neither a mesh dim nor ranks"], id="group"),
         pytest.param("graphs.py:one", ["--world-size", "2,4"], ["names 2 sizes"], id="two-sizes"),
         pytest.param("graphs.py:one", ["--mesh", "tp=2", "--placement", "x_1=tp"],
-                     ["does not say over which mesh dim"], id="placement"),
+                     ["names no mesh dim"], id="placement"),
         pytest.param("graphs.py:one", ["--mesh", "tp=2", "--placement", "x_1=tp:odd"],
                      ["'odd' is not a placement"], id="no-placement"),
         pytest.param("graphs.py:one", ["--mesh", "tp=2", "--placement", "z=tp:varying"],
@@ -339,11 +339,11 @@ def test_an_exported_program_is_checked(graphs: Path) -> None:
         pytest.param("graphs.py:raises", ["--world-size", "2"],
                      ["on rank 0: it raises KeyError: 'layers'", "graphs.py:"], id="raises"),
         pytest.param("graphs.py:wants", [],
-                     ["the function wants 'more'", "takes nothing, or rank and world_size"], id="wants"),
-        pytest.param("graphs.py:a_number", [], ["it gives a int", "return a GraphModule"], id="no-graph"),
-        pytest.param("graphs.py:dies", [], ["took its process down (exit code -9)"], id="dies"),
+                     ["the function requires 'more'", "without arguments, or with rank and world_size"], id="wants"),
+        pytest.param("graphs.py:a_number", [], ["it returns a int", "return a GraphModule"], id="no-graph"),
+        pytest.param("graphs.py:dies", [], ["crashed its process (exit code -9)"], id="dies"),
         pytest.param("graphs.py:sleeps", ["--capture-timeout", "2"],
-                     ["did not come back within 2 s", "--capture-timeout"], id="hangs"),
+                     ["did not return within 2 s", "--capture-timeout"], id="hangs"),
         pytest.param("graphs.py:unknown_op", ["--mesh", "tp=2"],
                      ["op mine::scaled", "--extension"], id="unknown-op"),
         pytest.param("graphs.py:initialises", ["--world-size", "2"],
@@ -353,12 +353,12 @@ def test_an_exported_program_is_checked(graphs: Path) -> None:
         pytest.param("graphs.py:one", ["--mesh", "tp=2", "--op-law", "rope=rowwise"],
                      ["'rope=rowwise' is not a law of an op", "OP=rowwise(DIM)"], id="no-law"),
         pytest.param("graphs.py:nothing", [], ["graphs.py has no 'nothing'"], id="no-function"),
-        pytest.param("graphs.py", [], ["does not say which function", "graphs.py:graphs"], id="no-name"),
+        pytest.param("graphs.py", [], ["names no function", "graphs.py:graphs"], id="no-name"),
         pytest.param("missing.pt2", [], ["there is no file missing.pt2"], id="no-file"),
         pytest.param("broken.pt2", ["--world-size", "2"],
                      ["torch.export cannot load it", "torch.export.save"], id="broken-pt2"),
         pytest.param("broken.json", [], ["broken.json is not JSON"], id="broken-json"),
-        pytest.param("model.onnx", [], ["does not say which function", ".pt2 or .json"], id="other-file"),
+        pytest.param("model.onnx", [], ["names no function", ".pt2 or .json"], id="other-file"),
     ],
 )  # fmt: skip
 def test_what_gives_no_program_is_refused(graphs: Path, source: str, options: list[str], texts: list[str]) -> None:

@@ -123,7 +123,7 @@ def test_programs_are_shrunk(ran: Callable[[str], Ran]) -> None:
 
 def test_shrinking_a_pass_that_hangs_ends_and_says_so(ran: Callable[[str], Ran]) -> None:
     assert ran("hangs").case["shrink_cut"] is True
-    assert "(until time ran out)" in " ".join(ran("hangs").out.split())
+    assert "(until the time limit)" in " ".join(ran("hangs").out.split())
 
 
 def test_of_a_traceback_only_the_frames_of_the_pass_are_shown(ran: Callable[[str], Ran], place: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_pass_on_asynchronous_collectives_gets_programs_that_have_them(place: 
     assert outcome.code == 1
     out = " ".join(outcome.out.split())
     assert re.match(
-        r"programs of mixed, functional, [a-z, -]*, where sink_waits changes most sink_waits on 2 ranks", out
+        r"strategies: mixed, functional, [a-z, -]* \(changed most by sink_waits\) sink_waits on 2 ranks", out
     )
     assert "may still read it" in out
     events = map(json.loads, (place / "sunk" / "events.ndjson").read_text().splitlines())
@@ -223,7 +223,7 @@ def test_replay_shows_what_the_pass_prints(place: Path) -> None:
         SINKS.replace("    place = {", "    print('\x1b[31mhere:', len(gm.graph.nodes), 'nodes')\n    place = {")
     )
     out = run_here(*replayed).out
-    assert re.search(r"what the pass has printed, on all ranks:\n    [^\x1b]*here: \d+ nodes\n", out)
+    assert re.search(r"output of the pass, on all ranks:\n    [^\x1b]*here: \d+ nodes\n", out)
 
 
 def test_several_strategies_are_named(place: Path) -> None:

@@ -153,7 +153,7 @@ def test_tox_reads_its_configuration(here: Path) -> None:
 
 def test_a_second_run_refuses(here: Path) -> None:
     init()
-    says(run_here("init"), 2, "all are here already; nothing was written")
+    says(run_here("init"), 2, "all already exist here; nothing was written")
     (here / "tox.ini").write_text("[tox]\n")
     says(
         run_here("init"),
@@ -166,7 +166,7 @@ def test_a_second_run_refuses(here: Path) -> None:
     (here / "example_pass.py").unlink()
     out = init("--keep")
     assert "wrote example_pass.py" in out
-    assert "left tox.ini as it is" in out
+    assert "skipped tox.ini" in out
     assert (here / "tox.ini").read_text() == "[tox]\n"
     assert "overwrote tox.ini" in init("--force")
     assert "torch213" in (here / "tox.ini").read_text()
@@ -177,7 +177,7 @@ def test_a_dry_run_writes_nothing(here: Path) -> None:
     assert out.splitlines() == [f"would write {name}" for name in FILES]
     assert files(here) == []
     (here / "tox.ini").write_text("[tox]\n")
-    assert "is there and holds something else: tox.ini" in init("--dry-run")
+    assert "exists with other contents: tox.ini" in init("--dry-run")
     assert files(here) == ["tox.ini"]
 
 
@@ -221,7 +221,7 @@ def test_a_configuration_of_the_users_is_left_alone(here: Path) -> None:
     mine = "[tool.tcverify]\nseed = 3\n"
     (here / "pyproject.toml").write_text(mine)
     out = init()
-    assert "pyproject.toml has [tool.tcverify] already and is left alone" in out
+    assert "pyproject.toml already has [tool.tcverify] and is not changed" in out
     assert "max-examples = 200" in out
     assert 'passes = ["example_pass:fuse_add_norm"]' in out
     assert (here / "pyproject.toml").read_text() == mine
@@ -244,7 +244,7 @@ def test_another_directory(here: Path) -> None:
         (["--pass", 'a:b"); import os; ("'], ["is not a pass", "module:attribute"]),
         (["--force", "--keep"], ["--force and --keep exclude each other"]),
         (["file"], ["file is not a directory", "root of the repository"]),
-        (["bad"], ["pyproject.toml cannot be read", "mend it first"]),
+        (["bad"], ["pyproject.toml cannot be read", "fix it first"]),
     ],
 )
 def test_what_makes_no_sense(here: Path, arguments: list[str], texts: list[str]) -> None:

@@ -41,13 +41,13 @@ def test_the_counterexample_is_sound(text: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ("[1, 0] replicate", "is no layout"),
+        ("[1, 0] replicate", "is not a layout"),
         ("[1, 0] shard(7)", "shards dim 7 of a tensor of shape [4, 4]"),
         ("[1, 0, 2] replicated", "names rank 2, which the mesh does not have"),
         ("[[1, 0], [1]] replicated", "is no mesh"),
         ("[1, 1] replicated", "names a rank twice"),
         ("[0, 1, 3] shard(0)", "cannot divide size 4 of dim 0 evenly by 3 ranks"),
-        ("", "is no layout"),
+        ("", "is not a layout"),
     ],
 )
 def test_what_is_said_of_a_wrong_layout(text: str, wrong: str, words: str) -> None:

@@ -56,7 +56,7 @@ def test_a_corpus_of_cases_that_pass_is_no_reason_to_pass(place: Path, tmp_path:
 def test_a_corpus_that_cannot_be_is_said(place: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     outcome = run_here("run", "identity", *ONE, "--corpus", str(tmp_path / "file" / "corpus"))
-    says(outcome, 2, "cannot be used", "choose another place with --corpus")
+    says(outcome, 2, "cannot be used", "choose another path with --corpus")
 
 
 def test_without_ray_it_is_said_how_to_get_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,19 +170,19 @@ def test_show_several(place: Path, case: str, form: str) -> None:
 
 def test_a_trace_shows_one_case(place: Path, case: str) -> None:
     outcome = run_here("show", case, case, "--report-dir", "refuted", "--format", "trace")
-    says(outcome, 2, "these are 2 counterexamples", "give the file or the ID of one")
+    says(outcome, 2, "a trace shows one counterexample, not 2", "give one file or ID")
 
 
 def test_passes(place: Path, snapshot: Snapshot) -> None:
     outcome = run_here("passes")
     assert outcome.code == 0
-    ours, title, theirs = outcome.out.partition("PyTorch's own")
+    ours, title, theirs = outcome.out.partition("Passes of PyTorch")
     snapshot("passes", ours)
     for one in SUBJECTS.values():  # which of them there are depends on the torch that is installed
         line = one.what if one.here else f"not in this torch; {one.versions}"
         assert f" {PREFIX}{one.name} {line} " in " ".join(theirs.split())
     assert title
-    assert "Your own: module:attribute" in theirs
+    assert "Your own passes: module:attribute" in theirs
 
 
 def test_doctor(place: Path, snapshot: Snapshot) -> None:

@@ -36,7 +36,7 @@ def swaps(gm):
             node.target = aten.cos.default
         if node.target is aten.tanh.default:
             raise ValueError("no idea")
-        if node.target is aten.abs.default:  # a change that keeps the meaning
+        if node.target is aten.abs.default:  # a change that preserves the meaning
             with gm.graph.inserting_after(node):
                 twice = gm.graph.call_function(aten.abs.default, (node,))
             node.replace_all_uses_with(twice, delete_user_cb=lambda user, twice=twice: user is not twice)
@@ -94,7 +94,7 @@ def known(here: Path) -> str:
     """A baseline of all that is found."""
     outcome = go("--write-baseline", "known.json", "--report", "junit,ndjson", "--report-dir", "first")
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.endswith("baseline known.json: 3 known, 3 of them new; say why in their reasons\n")
+    assert outcome.out.endswith("baseline known.json: 3 known, 3 of them new; fill in their reasons\n")
     return "known.json"
 
 
@@ -186,9 +186,9 @@ def test_a_bad_disk_ends_no_run_and_loses_no_finding(here: Path) -> None:
     outcome = go("-x", "--report", "html,junit,ndjson,sarif", "--report-dir", "bad")
     assert outcome.code == 1
     flat = " ".join(outcome.out.split())
-    assert flat.count("bad/events.ndjson cannot be written: No space left on device; the run goes on") == 1
-    assert flat.count("bad/junit.xml is not written") == 1
-    assert flat.count("bad/tcverify.sarif is not written") == 1
+    assert flat.count("bad/events.ndjson cannot be written: No space left on device; the run continues") == 1
+    assert flat.count("bad/junit.xml was not written") == 1
+    assert flat.count("bad/tcverify.sarif was not written") == 1
     assert list(place.glob("*/counterexample.json"))
 
 
@@ -202,7 +202,7 @@ def test_known_findings_do_not_fail_a_run(here: Path, known: str) -> None:
     assert re.search(r"  passed: \d+ programs \(\d+ passed, 0 refuted, 0 inconclusive, \d+ known\)\n", outcome.out)
     assert len(re.findall(r"known, wrong-value: \d+ programs? \(until summer\)\n", outcome.out)) == 2
     assert len(re.findall(r"known, pass-raised: \d+ programs? \(until summer\)\n", outcome.out)) == 1
-    assert "baseline reasoned.json: 3 of 3 known findings seen\n" in outcome.out
+    assert "baseline reasoned.json: 3 of 3 known findings found again\n" in outcome.out
     finished, end = events("again")[-2:]
     assert (finished["verdict"], len(finished["known"])) == ("passed", 3)
     assert finished["statistics"]["known"] == sum(one["programs"] for one in finished["known"])
@@ -223,9 +223,9 @@ def test_what_is_not_known_fails_a_run(here: Path, known: str, number: int) -> N
 def test_what_is_no_longer_seen_is_told_and_fails_nothing(here: Path, known: str) -> None:
     outcome = go("--baseline", known, strategy="sound")
     assert outcome.code == 0
-    assert "baseline known.json: 0 of 3 known findings seen\n" in outcome.out
-    assert outcome.out.count("no longer seen") == 3
-    assert "  no longer seen, wrong-value of defects.py:swaps: exp is unrelated; remove it?" in outcome.out
+    assert "baseline known.json: 0 of 3 known findings found again\n" in outcome.out
+    assert outcome.out.count("not found again") == 3
+    assert "not found again, wrong-value of defects.py:swaps: exp is unrelated; remove it" in outcome.out
 
 
 def test_writing_a_baseline_again_keeps_what_it_holds(here: Path, known: str) -> None:
@@ -244,9 +244,9 @@ def test_writing_a_baseline_again_keeps_what_it_holds(here: Path, known: str) ->
         pytest.param(["--baseline", "none.json"], ["no baseline none.json", "--write-baseline"], id="missing"),
         pytest.param(["--baseline", "broken.json"], ["broken.json, line 3: not JSON"], id="broken"),
         pytest.param(["--write-baseline", "broken.json"], ["broken.json, line 3: not JSON"], id="not-overwritten"),
-        pytest.param(["--write-baseline", "broken.json/x"], ["cannot be written", "another place"], id="unwritable"),
+        pytest.param(["--write-baseline", "broken.json/x"], ["cannot be written", "another path"], id="unwritable"),
         pytest.param(["--report", "html,juint"], ["no report 'juint'", "did you mean 'junit'?"], id="report"),
-        pytest.param(["--report", ""], ["no report is named"], id="no-report"),
+        pytest.param(["--report", ""], ["no report given"], id="no-report"),
     ],
 )
 def test_run_refuses(here: Path, arguments: list[str], texts: list[str]) -> None:

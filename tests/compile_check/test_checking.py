@@ -499,7 +499,7 @@ class TestOneRankForAll:
         known = {"7": GroupFacts("tp", (0, 1)), "9": GroupFacts("dp", (0, 2))}
         mesh = mesh_for(known, 4)
         assert {dim.name: dim.groups for dim in mesh.dims} == {"tp": ((0, 1), (2, 3)), "dp": ((0, 2), (1, 3))}
-        with pytest.raises(ProgramError, match="no row of a grid of 4 ranks"):
+        with pytest.raises(ProgramError, match="not a row of a grid of 4 ranks"):
             mesh_for({"7": GroupFacts("tp", (0, 3))}, 4)
 
 
@@ -510,7 +510,7 @@ def test_a_report_says_everything_in_a_few_lines() -> None:
     tally.details["unsupported-op"] = "op my::op is not supported"
     tally.cases.append("reports/1/counterexample.json")
     assert str(tally).splitlines() == [
-        "mine: refuted; 3 graphs, 2 changed, 1 passed, 1 refuted, 1 inconclusive, 1 known from before; 1.2 s",
+        "mine: refuted; 3 graphs, 2 changed, 1 passed, 1 refuted, 1 inconclusive, 1 cached; 1.2 s",
         "  rewrites: P1 4",
         "  inconclusive, unsupported-op: 1 graph (op my::op is not supported)",
         "  counterexample: reports/1/counterexample.json",

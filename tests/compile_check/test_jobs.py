@@ -55,7 +55,7 @@ def test_jobs(tmp_path: Path) -> None:
         assert rank["fewer"]["first"]["status"] == "passed"
     assert ranks[1]["fewer"]["last"]["status"] == "passed"
     assert ranks[0]["fewer"]["last"]["doubts"] == {"missing-ranks": 1}
-    assert "rank 1 did not show up within 2 s" in ranks[0]["fewer"]["last"]["details"]["missing-ranks"]
+    assert "rank 1 did not respond within 2 s" in ranks[0]["fewer"]["last"]["details"]["missing-ranks"]
 
     for rank in ranks:
         assert "the store is gone" in rank["storeless"]["details"]["no-store"]

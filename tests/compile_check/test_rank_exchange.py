@@ -63,7 +63,7 @@ def test_ranks_that_do_not_show_up_are_named(store: dist.Store, there: list[int]
     assert time.monotonic() - start < 15
     assert {rank: error.ranks for rank, error in found.items()} == {rank: missing for rank in there}
     assert all(isinstance(error, RanksMissing) for error in found.values())
-    assert "did not show up within 0.3 s" in str(found[there[0]])
+    assert "did not respond within 0.3 s" in str(found[there[0]])
 
 
 def test_a_rank_that_comes_late_learns_that_it_is_late(store: dist.Store) -> None:

@@ -186,10 +186,10 @@ def test_a_profile_that_changes_is_read_anew(tmp_path: Path) -> None:
         ("comm = 1e-5", "comm = -1e-5", "launch.comm is -1e-05, not a number of seconds", ""),
         ("comm = 1e-5", "gemm = 1e-5", "launch has no field 'gemm'", "fields: matmul, vector, comm"),
         ("[vector_flops]\nfloat32 = 1e12", "[vector_flops]", "vector_flops: no dtype has a rate", "bfloat16"),
-        ('sources = ["measured on Monday"]', "sources = [1]", "sources is no list of strings", ""),
+        ('sources = ["measured on Monday"]', "sources = [1]", "sources is not a list of strings", ""),
         ('sources = ["measured on Monday"]', 'name = ""', "name is '', not a name", ""),
         ('sources = ["measured on Monday"]', "color = 1", "the profile has no field 'color'", "fields: name, "),
-        ("[launch]", "[launch", "is no TOML", ""),
+        ("[launch]", "[launch", "is not TOML", ""),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_with_file_and_field(old: str, new: str, message: str, hint: str) -> None:
@@ -207,9 +207,9 @@ def test_a_profile_without_interconnects_is_refused() -> None:
         parse_profile(text, "here.toml")
     with pytest.raises(UsageError, match="a device needs one at least"):
         parse_profile("interconnects = []\n" + text, "here.toml")
-    with pytest.raises(UsageError, match="interconnects is no list of tables"):
+    with pytest.raises(UsageError, match="interconnects is not a list of tables"):
         parse_profile("interconnects = 3\n" + text, "here.toml")
-    with pytest.raises(UsageError, match=r"interconnects\[0\] is no table"):
+    with pytest.raises(UsageError, match=r"interconnects\[0\] is not a table"):
         parse_profile("interconnects = [3]\n" + text, "here.toml")
 
 

@@ -245,7 +245,7 @@ def test_a_node_that_raises_ends_its_rank_and_is_named() -> None:
     assert run.error is not None
     assert run.error.rank == 1
     assert str(run.error.error).startswith("node 'select' raises IndexError: ")
-    assert run.hang is None  # rank 0 waits for ever, but that is not the cause
+    assert run.hang is None  # rank 0 waits forever, but that is not the cause
     assert not run.finished
 
 

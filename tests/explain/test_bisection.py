@@ -65,7 +65,7 @@ def test_of_defects_that_show_alone_one_is_named_and_the_other_mentioned() -> No
     assert len(found.rewrites) == 1
     assert numbers(found)[0] in (1, 3)
     assert found.others
-    assert str(found).endswith("; others show it too")
+    assert str(found).endswith("; others cause it too")
 
 
 def test_a_rewrite_that_raises() -> None:
@@ -98,7 +98,7 @@ def test_nothing_is_blamed_for_a_finding_that_is_not_there() -> None:
         assert verdict.status == "passed"
         found = bisect(subject, verdict, FindingTerms("wrong-value", subject.contract))
     assert found.rewrites == ()
-    assert "does not show" in found.why
+    assert "does not occur" in found.why
 
 
 def test_what_only_a_second_application_shows_is_not_bisected() -> None:

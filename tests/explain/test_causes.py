@@ -126,16 +126,16 @@ EDITS: dict[str, tuple[Edit, str]] = {
         reads_addend,
         r"'add' is .*: it reads 'addend', a partial sum of the original's 'all_reduce' over tp \[0, 1\]",
     ),
-    "another value read": (reads_other, "it reads 'own', equal to the original's 'own', in place of 'residual'"),
+    "another value read": (reads_other, "it reads 'own', equal to the original's 'own', instead of 'residual'"),
     "added up twice": (
         adds_up_again,
-        r"'inserted' is 2 times the original's 'all_reduce' over tp \[0, 1\]: it adds up 'all_reduce' over \[0, 1\], "
-        "though every rank has the whole of it",
+        r"'inserted' is 2 times the original's 'all_reduce' over tp \[0, 1\]: it sums 'all_reduce' over \[0, 1\], "
+        "although every rank has the whole value",
     ),
-    "gathered twice": (gathers_again, r"it gathers 'rms_norm' over \[0, 1\], though every rank has the whole of it"),
+    "gathered twice": (gathers_again, r"it gathers 'rms_norm' over \[0, 1\], although every rank has the whole value"),
     "left out on one rank": (
         left_out_on_rank_1,
-        "'all_reduce' is called by rank 0, but the graph of rank 1 no longer has it: it comes to its end",
+        "'all_reduce' is called by rank 0, but the graph of rank 1 no longer has it: it ends",
     ),
 }
 
@@ -388,7 +388,7 @@ def test_what_overwrites_a_value_that_is_read_later_is_named(returned: bool) -> 
     before = program(build)
     whom = "the program returns" if returned else "'mul' reads"
     assert told(before, edited(before, in_place)) == (
-        f"'add' has the value of the original's, but it writes into 'neg', which {whom} later and the original leaves alone"
+        f"'add' has the value of the original's, but it writes into 'neg', which {whom} later and the original does not change"
     )
 
 

@@ -162,7 +162,7 @@ APART: list[tuple[Callable[[], Program], defects.Edit, str]] = [
     ),
     (
         lambda: one("[0] replicated", "[1, 2] replicated"), defects.own_root,
-        "'broadcast' is not what ranks 1, 0 post: its root is rank 1, which has nothing of 'x': that lies on [0]",
+        "'broadcast' is not what ranks 1, 0 post: its root is rank 1, which has no part of 'x': its mesh is [0]",
     ),
     (
         lambda: one("[0, 1] shard(0)", "[2, 0, 1] replicated"), defects.turned_round,

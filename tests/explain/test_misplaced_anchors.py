@@ -66,9 +66,9 @@ BUILDS: dict[str, tuple[Build, str]] = {
         record_behind_a_wait,
         "'_internal_record' is a record of 'zeros': it stands behind 'relu'",
     ),
-    "a wait that nobody reads": (
+    "a wait whose result is unused": (
         dead_wait,
-        "'_internal_wait_and_bind' is a wait that nobody reads: it stands before 'relu'",
+        "'_internal_wait_and_bind' is a wait whose result is unused: it stands before 'relu'",
     ),
 }
 

@@ -61,7 +61,7 @@ def kinds(verdict: Verdict) -> list[str]:
 
 
 @pytest.mark.fault(
-    "a pass that recurses without end", "`pass-raised`, or `pass-died` where the stack is at its end; the run goes on"
+    "a pass that recurses without end", "`pass-raised`, or `pass-died` where the stack is at its end; the run continues"
 )
 @pytest.mark.parametrize("name", ["recurses", "recurses_in_c"])
 def test_a_pass_that_recurses_is_refuted(guarded: Callable[..., Guarded], name: str, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_pass_that_fills_memory_is_refuted(guarded: Callable[..., Guarded], mo
 
 @pytest.mark.fault(
     "a pass that leaks memory",
-    "its process is replaced when it has grown by 1 GiB; the program is inconclusive (`pass-memory`), the run goes on",
+    "its process is replaced when it has grown by 1 GiB; the program is inconclusive (`pass-memory`), the run continues",
 )
 def test_a_process_that_has_grown_is_replaced(guarded: Callable[..., Guarded], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "GROWTH_LIMIT", 120 << 20)  # of 96 MiB a program, on two ranks

@@ -150,7 +150,7 @@ def test_without_room_for_temporary_files_the_error_says_so(fresh: Path, monkeyp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
-    with pytest.raises(UsageError, match=r"temporary files cannot be made: .*No space left on device") as caught:
+    with pytest.raises(UsageError, match=r"temporary files cannot be created: .*No space left on device") as caught:
         scratch.directory()
     assert "TMPDIR" in (caught.value.hint or "")
 

@@ -84,7 +84,7 @@ def run(place: Path, crew: LocalCrew, told: list[str], name: str) -> CampaignFin
 
 def require_done_again(finished: CampaignFinished, told: list[str], lost: int) -> None:
     """Assert that a slice was done again, and given up when that worker was lost too."""
-    ends = ["what it was doing is done again", "what it was doing is given up"]
+    ends = ["its slice is repeated", "its slice is abandoned"]
     assert [line.rpartition("; ")[2] for line in told] == ends[:lost]
     counts = finished.statistics
     if lost == 1:
@@ -146,7 +146,7 @@ def test_workers_that_die_before_they_take_anything_cost_their_slices(
         lost = run(tmp_path, crew, told, "naps_once")
         assert crew.pids == []
     assert (lost.verdict, lost.statistics.doubts) == ("nothing tested", {"worker-died": 6})
-    assert set(told) == {"a worker exited with code 3 before it took anything; what it was to do is given up"}
+    assert set(told) == {"a worker exited with code 3 before it took a slice; the slice is abandoned"}
 
 
 @pytest.mark.fault(
@@ -186,7 +186,7 @@ def test_a_worker_that_stops_is_killed_and_its_slice_done_again(
         finished = run(tmp_path, crew, told, "naps_twice")
         stopper.join()
     require_done_again(finished, told, len(naps))
-    assert all("had said nothing for 1 s and was killed" in line for line in told)
+    assert all("was silent for 1 s and was killed" in line for line in told)
     assert patience[0] == longest_silence(2000.0, None)
     assert len(set(stopped)) == len(naps)
     assert not any(map(alive, stopped))

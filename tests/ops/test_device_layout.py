@@ -136,12 +136,12 @@ def test_relabelled_ranks_stand_where_they_stood() -> None:
         ([[]], "empty or of different lengths"),
         ([[0, 1], [2]], "empty or of different lengths"),
         ([[0, 1], 2], "empty or of different lengths"),
-        ([0, [1, 2]], "no mesh of ranks"),
-        (3, "no mesh of ranks"),
-        ([0, 1.0], "no mesh of ranks"),
-        ([True, False], "no mesh of ranks"),
-        (["0"], "no mesh of ranks"),
-        ([None], "no mesh of ranks"),
+        ([0, [1, 2]], "not a mesh of ranks"),
+        (3, "not a mesh of ranks"),
+        ([0, 1.0], "not a mesh of ranks"),
+        ([True, False], "not a mesh of ranks"),
+        (["0"], "not a mesh of ranks"),
+        ([None], "not a mesh of ranks"),
         ([0, 1, 0], "names a rank twice, or a negative one"),
         ([0, -1], "names a rank twice, or a negative one"),
         ([[0, 1], [1, 2]], "names a rank twice, or a negative one"),
@@ -196,14 +196,16 @@ def test_ranks_and_dims_that_a_mesh_lacks() -> None:
     ],
 )
 def test_what_is_no_layout(text: Any) -> None:
-    with pytest.raises(ProgramError, match="is no layout") as raised:
+    with pytest.raises(ProgramError, match="is not a layout") as raised:
         Layout.parse(text)
     assert "[0, 1] shard(0)" in str(raised.value.hint)
     assert len(str(raised.value)) < 400
 
 
 def test_a_mesh_too_deep_to_be_read() -> None:
-    with pytest.raises(ProgramError, match=r"is no (layout|mesh)") as raised:  # Python 3.12 reads it, and finds no rank
+    with pytest.raises(
+        ProgramError, match=r"is not a (layout|mesh)"
+    ) as raised:  # Python 3.12 reads it, and finds no rank
         Layout.parse("[" * 5000 + "]" * 5000 + " replicated")
     assert len(str(raised.value)) < 400
 
@@ -218,9 +220,9 @@ def test_a_mesh_too_deep_to_be_read() -> None:
         ("[-1, 0] shard(0)", "a negative one"),
         ("[] replicated", "empty or of different lengths"),
         ("[[0, 1], [2]] replicated, replicated", "of different lengths"),
-        ('["a"] replicated', "no mesh of ranks"),
-        ("[1e3] replicated", "no mesh of ranks"),
-        ("[NaN] replicated", "no mesh of ranks"),
+        ('["a"] replicated', "not a mesh of ranks"),
+        ("[1e3] replicated", "not a mesh of ranks"),
+        ("[NaN] replicated", "not a mesh of ranks"),
         ("[" * 17 + "0" + "]" * 17 + " replicated", "a mesh has 17 dims, and can have 16"),
         ("[" * 400 + "0" + "]" * 400 + " replicated", "a mesh has 400 dims"),
     ],

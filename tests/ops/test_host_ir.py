@@ -324,13 +324,13 @@ REFUSED: dict[str, Refused] = {
     r"gather to rank 1: rank 0 must have an operand": lambda b: b.post("gather", b.x, 0, 1, [0, 1], out=b.empty(24, 12)),
     r"scatter from rank 0, which has no operand": lambda b: b.post("scatter", None, 0, 0, [0, 1], out=b.empty(6, 12)),
     r"scatter from rank 1: rank 0 must have an output": lambda b: b.post("scatter", b.x, 0, 1, [0, 1], out=b.empty(6, 12)),
-    r"scatter from rank 0 of team \[0\], in which nobody gets": lambda b: b.post("scatter", b.x, 0, 0, [0], out=None),
+    r"scatter from rank 0 of team \[0\], in which no rank gets": lambda b: b.post("scatter", b.x, 0, 0, [0], out=None),
     r"reduce to rank 0: rank 0 has no output": lambda b: b.post("reduce", b.x, "sum", 0, [0, 1], out=None),
     r"reduce to rank 1: rank 0 has an output": lambda b: b.post("reduce", b.x, "sum", 1, [0, 1], out=b.empty(*SHAPE)),
     r"rank 0 sends to itself": lambda b: b.post("send", b.x, 0),
     r"names rank -1, which the mesh does not have": lambda b: b.post("send", b.x, -1),
     r"'all_reduce' raises ValueError: it names rank -1": lambda b: b.post("all_reduce", b.x, "sum", [0, -1], out=b.empty(*SHAPE)),
-    r"gather to rank 0 of team \[0\], in which nobody gives": lambda b: b.post("gather", None, 0, 0, [0], out=b.empty(0, 12)),
+    r"gather to rank 0 of team \[0\], in which no rank gives": lambda b: b.post("gather", None, 0, 0, [0], out=b.empty(0, 12)),
 }  # fmt: skip
 
 

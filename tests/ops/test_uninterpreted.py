@@ -95,7 +95,7 @@ class TestTheFunction:
 
     @pytest.mark.parametrize(
         ("name", "reason"),
-        [("send", "nothing says with whom"), ("view", "may be a view"), ("log", "what it does is not declared")],
+        [("send", "its peers are unknown"), ("view", "may be a view"), ("log", "what it does is not declared")],
     )
     def test_what_is_no_function_says_why(self, name: str, reason: str) -> None:
         assert reason in lookup(getattr(OPS, name).default).reason

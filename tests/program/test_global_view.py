@@ -183,7 +183,7 @@ Wrong = Callable[[PlacedBuilder, Placed], Any]
 
 REFUSED: dict[str, Wrong] = {
     r"layout '\[0, 4\] shard\(0\)' names a rank that 4 ranks do not have": lambda b, x: b.set(x, "[0, 4] shard(0)"),
-    r"'\[0, 1\] shards' is no layout": lambda b, x: b.set(x, "[0, 1] shards"),
+    r"'\[0, 1\] shards' is not a layout": lambda b, x: b.set(x, "[0, 1] shards"),
     r"layout '\[0, 9\] replicated' names a rank": lambda b, x: b.set(x, Layout.parse("[0, 9] replicated")),
     r"cannot divide size 4 of dim 1 evenly by 3": lambda b, x: b.set(x, "[0, 1, 2] shard(1)"),
     r"shards dim 2 of a tensor of shape": lambda b, x: b.set(x, "[0, 1] shard(2)"),

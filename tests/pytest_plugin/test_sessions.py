@@ -37,7 +37,7 @@ def test_who_does_not_use_the_plugin_does_not_import_torch(tmp_path: Path) -> No
 # -------------------------------------------------------------------------------------------------------- collection
 
 REFUSED = {
-    "test_bare.py": ("@tcverify.verifies\ndef test_it(verdict): ...", "stands without parentheses"),
+    "test_bare.py": ("@tcverify.verifies\ndef test_it(verdict): ...", "is used without parentheses"),
     "test_twice.py": (
         "@tcverify.verifies('identity')\n@tcverify.verifies('identity')\ndef test_it(verdict): ...",
         "decorates one function twice",
@@ -49,7 +49,7 @@ REFUSED = {
     ),
     "test_alone.py": (
         "@tcverify.verifies('identity', world_sizes=(1,))\ndef test_it(verdict): ...",
-        "a world of 1 has no collectives to verify\n  hint: use at least 2 ranks",
+        "a program needs at least 2 ranks, not 1\n  hint: with fewer there are no collectives to verify",
     ),
 }
 
@@ -224,7 +224,7 @@ def test_the_program_on_which_a_run_died_is_kept_and_failures_are_forgotten_when
     ran = run(tmp_path, "--ignore=test_it.py", "--cache-clear")
     assert not (state / "failures").exists()
     (kept,) = (tmp_path / "reports").glob("crashed-*.json")
-    assert "a run died while it verified a program" in ran.out
+    assert "a run died while verifying a program" in ran.out
     assert read_counterexample(kept).finding.kind == "run-died"
 
 

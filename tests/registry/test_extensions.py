@@ -206,15 +206,15 @@ def test_a_check_that_does_not_work_is_an_error_of_the_users(check: Any, words: 
 @pytest.mark.parametrize(
     ("register", "words"),
     [
-        (lambda: register_check("equivalence", no_norm), "'equivalence' is a check of tcverify's"),
+        (lambda: register_check("equivalence", no_norm), "'equivalence' is a built-in check"),
         (lambda: register_check("a,b", no_norm), "'a,b' cannot name a check"),
         (lambda: register_check("mine", 3), "check 'mine' is a int, which cannot be called"),  # type: ignore[arg-type]
-        (lambda: register_check("mine", no_norm, {"deadlock": "x"}), "a finding of kind 'deadlock' says"),
-        (lambda: register_strategy("mixed", transformer_programs), "'mixed' is a strategy of tcverify's"),
+        (lambda: register_check("mine", no_norm, {"deadlock": "x"}), "the kind 'deadlock' exists already"),
+        (lambda: register_strategy("mixed", transformer_programs), "'mixed' is a built-in strategy"),
         (lambda: register_strategy("1", transformer_programs), "'1' cannot name a strategy"),
         (lambda: register_strategy("mine", transformer_programs()), "which cannot be called"),  # type: ignore[arg-type]
-        (lambda: register_executor("gloo", lambda size: Lockstep()), "'gloo' is a executor of tcverify's"),
-        (lambda: register_executor("none", lambda size: Lockstep()), "'none' is a executor of tcverify's"),
+        (lambda: register_executor("gloo", lambda size: Lockstep()), "'gloo' is a built-in executor"),
+        (lambda: register_executor("none", lambda size: Lockstep()), "'none' is a built-in executor"),
         (lambda: register_executor("mine", Lockstep()), "which cannot be called"),  # type: ignore[arg-type]
     ],
 )

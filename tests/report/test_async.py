@@ -50,7 +50,7 @@ class Delays:
 
 
 class Loses:
-    """Reads the first result before it has arrived."""
+    """Reads the first result before the collective has finished."""
 
     def __call__(self, gm: fx.GraphModule) -> fx.GraphModule:
         nodes = {node.name: node for node in gm.graph.nodes}
@@ -77,7 +77,7 @@ def told(counterexample: Counterexample) -> str:
 
 def test_the_block_names_both_nodes_of_a_race_and_the_wait() -> None:
     text = told(case("async-race"))
-    assert "'add' reads the result of 'all_reduce' before it has arrived" in text
+    assert "'add' reads the result of 'all_reduce' before the collective has finished" in text
     assert "'all_reduce' writes it at any time until the first wait for its result, 'wait_tensor'" in text
     assert "graph order: all_reduce, … 2 more …, add, wait_tensor" in text
     assert "◀ here" in text
@@ -99,7 +99,7 @@ def test_without_costs_there_is_no_time_to_tell() -> None:
     assert timed_ranks(untimed) == []
     assert make_block(untimed, None).times == []
     assert draw_schedule(untimed, 0) is None
-    with pytest.raises(UsageError, match="nor asynchronous collectives with costs"):
+    with pytest.raises(UsageError, match="and no asynchronous collectives with costs"):
         to_trace(untimed)
 
 

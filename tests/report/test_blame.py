@@ -36,8 +36,8 @@ SENTENCE = "rewrite 3 of 7, fuse <b> at node 'add_2'"
 
 def test_every_report_says_it(tmp_path: Path) -> None:
     found = replace(case("wrong-value"), blame=BLAME)
-    assert f"blame: {SENTENCE}" in to_text(found, None)
-    assert f"**Blame:** `{SENTENCE}`" in to_markdown(found, None)
+    assert f"root cause: {SENTENCE}" in to_text(found, None)
+    assert f"**Root cause:** `{SENTENCE}`" in to_markdown(found, None)
     page = to_html(found, None)
     assert "rewrite 3 of 7, fuse &lt;b&gt; at node" in page
     assert "fuse <b>" not in page
@@ -48,7 +48,7 @@ def test_every_report_says_it(tmp_path: Path) -> None:
 
 def test_reports_without_it_say_nothing(tmp_path: Path) -> None:
     found = case("wrong-value")
-    assert "blame:" not in to_text(found, None)
+    assert "root cause:" not in to_text(found, None)
     assert "Blame" not in to_markdown(found, None)
     EventLog(tmp_path, print)(FindingFound(found))
     assert json.loads((tmp_path / EVENTS_NAME).read_text())["blame"] is None

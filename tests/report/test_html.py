@@ -117,7 +117,7 @@ def test_ranks_of_which_no_value_is_kept_are_not_passed_over() -> None:
     )
     text = Reader(to_html(replace(many, rewritten=None), None)).text
     assert "ranks 0–15 output 0" in text
-    assert "Of 16 ranks that differ; of further ones no value is kept." in text
+    assert "Of 16 ranks that differ; values of the others are not stored." in text
     assert "no value is kept" not in Reader(to_html(found, None)).text
 
 
@@ -387,7 +387,7 @@ def test_thousands_of_nodes_make_a_page_of_ordinary_size() -> None:
     page = Reader(text)
     assert len(text) < 1_500_000
     hidden = r"9\d\d\d" if number == 2500 else r"1\d\d\d"
-    assert re.search(rf"{hidden} further ones are not drawn", page.text)
+    assert re.search(rf"{hidden} more are not drawn", page.text)
     assert [title for title in page.boxes("pa") if re.fullmatch(f"{hidden} unchanged nodes, not drawn", title)]
 
 
@@ -398,7 +398,7 @@ def test_it_is_written_beside_the_counterexample(tmp_path: Path) -> None:
     told: list[str] = []
     found = case("wrong-value")
     HtmlReport(tmp_path, told.append)(FindingFound(found))
-    assert told == [f"See it drawn:  {tmp_path / found.id / REPORT_NAME}"]
+    assert told == [f"HTML report:  {tmp_path / found.id / REPORT_NAME}"]
     page = (tmp_path / found.id / REPORT_NAME).read_text()
     assert page == to_html(found, tmp_path / found.id / "counterexample.json")
 
@@ -409,7 +409,7 @@ def test_a_page_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / found.id / REPORT_NAME).mkdir(parents=True)
     HtmlReport(tmp_path, told.append)(FindingFound(found))
     (line,) = told
-    assert f"{REPORT_NAME} is not written: UsageError" in line
+    assert f"{REPORT_NAME} was not written: UsageError" in line
 
 
 def test_a_page_that_cannot_be_made_ends_nothing(tmp_path: Path) -> None:
@@ -417,4 +417,4 @@ def test_a_page_that_cannot_be_made_ends_nothing(tmp_path: Path) -> None:
     broken = replace(case("wrong-value"), values=(None,))  # type: ignore[arg-type]
     HtmlReport(tmp_path, told.append)(FindingFound(broken))
     (line,) = told
-    assert "is not written: AttributeError" in line
+    assert "was not written: AttributeError" in line

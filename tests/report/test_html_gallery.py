@@ -55,7 +55,7 @@ def test_cases_stand_in_their_classes(folder: Path) -> None:
         "pass-raised": ["pass-raised in mine"],
     }
     assert found.summary == (
-        "3 cases in 3 classes; the report names the planted node in 1 of the 2 whose place is known"
+        "3 cases in 3 classes; the report names the planted node in 1 of the 2 cases with a known location"
     )
 
 
@@ -65,7 +65,7 @@ def test_the_page_says_what_is_wrong_and_how_to_see_it_again(folder: Path) -> No
         "The sum over ranks is dropped.",
         "a partial sum of the original's 'all_reduce_1'",
         "✓ The report names the planted node: add_1",
-        "✗ The report names another node than the planted one: y",
+        "✗ The report does not name the planted node: y",
         f"tcverify replay {case('deadlock').id} --report-dir {folder}",
     ):
         assert text in page.text
@@ -99,13 +99,13 @@ def test_a_case_without_a_description_describes_itself(tmp_path: Path) -> None:
     ("about", "message"),
     [
         ("{", "is not JSON"),
-        ("[]", "holds no object"),
+        ("[]", "is not a JSON object"),
         (json.dumps({**ABOUT, "plantd": []}), "has unknown keys: 'plantd'"),
-        (json.dumps({k: v for k, v in ABOUT.items() if k != "what"}), '"what" is missing or no text'),
-        (json.dumps({**ABOUT, "title": 3}), '"title" is missing or no text'),
-        (json.dumps({**ABOUT, "class": "  "}), '"class" is missing or no text'),
-        (json.dumps({**ABOUT, "planted": "add"}), '"planted" is no list of texts'),
-        (json.dumps({**ABOUT, "seen_in": [1]}), '"seen_in" is no list of texts'),
+        (json.dumps({k: v for k, v in ABOUT.items() if k != "what"}), '"what" is missing or not a string'),
+        (json.dumps({**ABOUT, "title": 3}), '"title" is missing or not a string'),
+        (json.dumps({**ABOUT, "class": "  "}), '"class" is missing or not a string'),
+        (json.dumps({**ABOUT, "planted": "add"}), '"planted" is not a list of strings'),
+        (json.dumps({**ABOUT, "seen_in": [1]}), '"seen_in" is not a list of strings'),
         (" " * 70_000, "at most 65536 are read"),
     ],
 )
@@ -127,12 +127,12 @@ def test_the_command_line_names_a_malformed_description(folder: Path) -> None:
     tell(paths(folder)[0], [])
     outcome = CliRunner().invoke(main, ["show", str(folder), "--format", "html"])
     assert outcome.exit_code == 2
-    assert "about.json holds no object" in outcome.output
+    assert "about.json is not a JSON object" in outcome.output
 
 
 def test_a_folder_with_one_case_is_the_page_of_that_case(folder: Path) -> None:
     for path in paths(folder)[1:]:
         shutil.rmtree(path.parent)
     outcome = CliRunner().invoke(main, ["show", str(folder), "--format", "html"])
-    assert "What can go wrong in passes" not in outcome.output
+    assert "Defects of passes" not in outcome.output
     assert "What is wrong" in outcome.output

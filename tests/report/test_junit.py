@@ -111,7 +111,7 @@ def test_every_finding_fails_a_case(tmp_path: Path) -> None:
     root = written(tmp_path, STARTED, FindingFound(one), FindingFound(two), finished("refuted", one, two))
     assert outcomes(root) == [("failure", one.finding.kind), ("failure", "deadlock")]
     first, second = root.iter("testcase")
-    assert (first.get("name"), second.get("name")) == ("keeps the meaning", "deadlock (case 0123abcd)")
+    assert (first.get("name"), second.get("name")) == ("preserves the meaning", "deadlock (case 0123abcd)")
     text = first.findtext("failure", "")
     assert f"tcverify replay {one.id}" in text
     assert max(map(len, text.splitlines())) < 200
@@ -124,7 +124,7 @@ def test_every_finding_fails_a_case(tmp_path: Path) -> None:
         pytest.param(finished(stop="interrupted"), ("error", "interrupted"), "interrupted after 20 programs", id="interrupted"),
         pytest.param(finished("refuted"), ("failure", "refuted"), "refuted", id="refuted"),
         pytest.param(RunFinished(2, "the disk is full"), ("error", "unfinished"), "the disk is full", id="error"),
-        pytest.param(Crashed(Path("crashed.json")), ("error", "unfinished"), "kept as crashed.json", id="crashed"),
+        pytest.param(Crashed(Path("crashed.json")), ("error", "unfinished"), "saved as crashed.json", id="crashed"),
         pytest.param(Progress(Statistics(), "verifying"), ("error", "unfinished"), "has not ended", id="killed"),
     ],
 )  # fmt: skip
@@ -185,7 +185,7 @@ def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     for event in (STARTED, FindingFound(some_case()), finished()):
         report(event)
     (line,) = told
-    assert line.startswith(f"{tmp_path / JUNIT_NAME} is not written: UsageError: ")
+    assert line.startswith(f"{tmp_path / JUNIT_NAME} was not written: UsageError: ")
     (tmp_path / JUNIT_NAME).rmdir()
     report(RunFinished(1))
     assert (tmp_path / JUNIT_NAME).is_file()

@@ -108,7 +108,7 @@ def dropping() -> KernelFound:
         (swaps_operands, blocks(1), "rewires add", 0),
         (renames_another_addition, blocks(1), "replaces add, rewires rms_norm", 0),
         (swaps_on_odd_ranks, two_groups(), "moves all_reduce", 1),
-        (leaves_alone, blocks(1), "left as it is", 0),
+        (leaves_alone, blocks(1), "unchanged", 0),
     ],
 )
 def test_a_rewrite_is_told_by_its_ops(
@@ -147,7 +147,7 @@ def test_of_a_rewrite_the_smallest_kernel_is_shown_and_the_others_are_counted(dr
     assert [(one.words, len(one.kernels)) for one in group_kernels(searched)] == [
         ("drops all_reduce", 3),
         ("rewires add", 1),
-        ("left as it is", 2),
+        ("unchanged", 2),
     ]
     assert [line.text for line in kernel_lines(searched)] == [
         "",
@@ -175,7 +175,7 @@ def test_of_a_rewrite_the_smallest_kernel_is_shown_and_the_others_are_counted(dr
         "    silu: [4, 8] = silu(rms_norm)",
         "    return silu",
         "",
-        "kernel: left as it is",
+        "kernel: unchanged",
         "    x: [4, 8] = input",
         "    residual: [4, 8] = input",
         "    gain: [8] = input",
@@ -184,7 +184,7 @@ def test_of_a_rewrite_the_smallest_kernel_is_shown_and_the_others_are_counted(dr
         "    rms_norm: [4, 8] = rms_norm(add, gain, 1e-06)",
         "    silu: [4, 8] = silu(rms_norm)",
         "    return silu",
-        "  1 more kernel left as it is",
+        "  1 more kernel unchanged",
     ]
 
 
@@ -212,7 +212,7 @@ def test_the_page_draws_each_rewrite_and_lists_what_is_left_alone(dropping: Kern
         "mine on 2 ranks 10 programs, seed 1; searched: 3 kernels",
         "drops all_reduce 4 nodes ⇒ 3; first to reach mine.py:3, mine.py:7-9",
         "− all_reduce: [4, 8] = all_reduce(x, 0, [0, 1])",
-        "Kernels that the pass leaves as they are: 1",
+        "Kernels that the pass does not change: 1",
     ):
         assert said in page.text
     assert [tag for tag, _ in page.tags].count("svg") == 2
@@ -254,7 +254,7 @@ def test_what_others_wrote_stays_text() -> None:
 
 def test_what_is_no_program_is_listed_and_not_drawn() -> None:
     page = Reader(to_kernel_page([finished(kernel(calls_the_unknown, blocks(1)))]))
-    assert "4 nodes; what the pass makes of it cannot be shown" in page.text
+    assert "4 nodes; the rewritten graph cannot be shown" in page.text
     assert "svg" not in {tag for tag, _ in page.tags}
 
 
@@ -281,11 +281,11 @@ def test_the_page_is_bounded_and_says_what_it_leaves_out(
         to_kernel_page([first, finished(dropping, kernel(widens, blocks(1)), kernel(swaps_operands, blocks(1)))])
     ).text
     for said in (
-        "Kernels with this rewrite that are left out: 2.",
-        "Rewrites that are left out: 1.",
-        "Kernels that the pass leaves as they are: 3",
+        "Omitted kernels with this rewrite: 2.",
+        "Omitted rewrites: 1.",
+        "Kernels that the pass does not change: 3",
         "Left out: 2.",
-        "4 further lines are left out.",
+        "4 more lines are omitted.",
     ):
         assert said in text
 
@@ -305,7 +305,7 @@ def test_the_page_is_written_when_a_campaign_ends_and_named_when_the_run_does(
     assert "other on 2 ranks" in path.read_text()
     assert told == []
     report(RunFinished(0))
-    assert told == [f"kernels drawn: {path}"]
+    assert told == [f"kernels: {path}"]
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_a_page_that_cannot_be_written_does_not_end_the_run(
     report = KernelReport(tmp_path, told.append)
     report(finished(dropping))
     report(RunFinished(0))
-    assert told == [f"{tmp_path / PAGE_NAME} is not written: ValueError: oops"]
+    assert told == [f"{tmp_path / PAGE_NAME} was not written: ValueError: oops"]
 
 
 def test_only_the_html_report_draws_kernels_and_the_log_notes_where(dropping: KernelFound, tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_only_the_html_report_draws_kernels_and_the_log_notes_where(dropping: Ke
     for event in (finished(dropping), RunFinished(0)):
         for subscriber in subscribers:
             subscriber(event)
-    assert told == [f"kernels drawn: {tmp_path / 'noted' / PAGE_NAME}"]
+    assert told == [f"kernels: {tmp_path / 'noted' / PAGE_NAME}"]
     events = (tmp_path / "noted" / EVENTS_NAME).read_text().splitlines()
     assert ['"event": "campaign-finished"' in events[0], told[0] in events[1]] == [True, True]
     assert '"event": "run-finished"' in events[-1]

@@ -67,7 +67,7 @@ def test_the_order_that_the_output_lacks_is_drawn() -> None:
     before, after = drawn.charts
     assert [bar.node for bar in before.bars] == ["set_1", "matmul"]
     (missing,) = (link.title for link in after.links if link.kind == "missing")
-    assert missing == "nothing makes the output wait for 'copy_'"
+    assert missing == "missing order: the output does not wait for 'copy_'"
     assert after.join is not None
 
 

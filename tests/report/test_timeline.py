@@ -141,7 +141,7 @@ def test_processes_and_threads_are_named_and_sorted() -> None:
     assert [named["process_sort_index", pid, 0] for pid in range(4)] == [0, 1, 2, 3]
     assert named["thread_name", 1, 0] == "stream 0 (compute)"
     assert named["thread_name", 1, 1] == "stream 1 (comm)"
-    assert named["thread_name", 0, 0] == "stream 0 (one after the other)"
+    assert named["thread_name", 0, 0] == "stream 0 (sequential)"
     assert named["thread_sort_index", 1, 1] == 1
     assert "predicted 86 µs, replayed 84 µs" in named["process_labels", 1, 0]
 
@@ -171,7 +171,7 @@ def test_a_trace_of_many_ops_holds_the_rank_of_the_finding(monkeypatch: pytest.M
     case = schedule_case("race")
     on_last = replace(case, finding=replace(case.finding, rank=1))
     assert {e["pid"] for e in events(on_last)} == {2, 3}
-    assert json.loads(to_trace(on_last))["otherData"]["ranks without streams, or left out"] == "1"
+    assert json.loads(to_trace(on_last))["otherData"]["ranks without streams, or omitted"] == "1"
 
 
 def test_a_case_without_streams_has_no_trace() -> None:
@@ -185,7 +185,7 @@ def test_it_is_written_beside_the_counterexample(tmp_path: Path) -> None:
     told: list[str] = []
     case = schedule_case("race")
     TraceReport(tmp_path, told.append)(FindingFound(case))
-    assert told == [f"Its timeline:  {tmp_path / case.id / TRACE_NAME} (open it in ui.perfetto.dev)"]
+    assert told == [f"Timeline:  {tmp_path / case.id / TRACE_NAME} (open it in ui.perfetto.dev)"]
     assert (tmp_path / case.id / TRACE_NAME).read_text() == to_trace(case)
 
 
@@ -202,7 +202,7 @@ def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
     blocked.write_text("")
     TraceReport(blocked, told.append)(FindingFound(schedule_case("race")))
     assert len(told) == 1
-    assert "trace.json is not written: UsageError" in told[0]
+    assert "trace.json was not written: UsageError" in told[0]
 
 
 def test_the_command_line_prints_a_trace(tmp_path: Path) -> None:
@@ -213,9 +213,9 @@ def test_the_command_line_prints_a_trace(tmp_path: Path) -> None:
     other = write_counterexample(plain_case("wrong-value"), tmp_path)
     outcome = CliRunner().invoke(main, ["show", str(other), "--format", "trace"])
     assert outcome.exit_code == 2
-    assert "its rewritten graphs hold no anchors" in outcome.output
+    assert "its rewritten graphs have no anchors" in outcome.output
     outcome = CliRunner().invoke(main, ["show", str(tmp_path), "--format", "trace"])
-    assert "these are 2 counterexamples, a trace shows one" in outcome.output
+    assert "a trace shows one counterexample, not 2" in outcome.output
 
 
 # ---------------------------------------------------------------------------------------------------------- the drawing
@@ -266,7 +266,7 @@ def test_the_ops_of_a_race_are_marked_and_what_they_lack_is_drawn() -> None:
     pins = {bar.pin.text[2:] for bar in after.bars if bar.pin is not None}
     assert pins == {"first: all_reduce", "second: add_rms_norm2"}
     (missing,) = [link for link in after.links if link.kind == "missing"]
-    assert missing.title == "nothing makes 'add_rms_norm2' wait for 'all_reduce'"
+    assert missing.title == "missing order: 'add_rms_norm2' does not wait for 'all_reduce'"
     tokens = [link.title for link in after.links if link.kind == "token"]
     assert tokens == [
         "'all_reduce_1' waits for 'add_rms_norm2' (record 'add_rms_norm2_record', wait 'all_reduce_1_wait')",
@@ -278,7 +278,7 @@ def test_an_output_that_races_is_drawn_to_where_it_is_read() -> None:
     _, after = charts(schedule_case("race", 0))
     assert after.join is not None
     (missing,) = [link for link in after.links if link.kind == "missing"]
-    assert missing.title == "nothing makes the output wait for 'all_reduce'"
+    assert missing.title == "missing order: the output does not wait for 'all_reduce'"
     assert f"{after.join[0] + 2:.1f} " in missing.path  # stream 0 has ended there
     assert after.join[0] == pytest.approx(max(b.x + b.width + 2 for b in after.bars if b.y == after.lanes[0].y))
 
@@ -297,7 +297,7 @@ def test_long_graphs_are_drawn_around_the_finding() -> None:
         assert drawn is not None
         assert [len(chart.bars) for chart in drawn.charts] == [MAX_BARS, MAX_BARS]
         assert [bar.title.split(":")[0] for bar in drawn.charts[1].bars if bar.mark][-1] == name
-        assert drawn.note == f"{361 - MAX_BARS} ops away from the finding are not drawn."
+        assert drawn.note == f"{361 - MAX_BARS} ops unrelated to the finding are not drawn."
         assert drawn.rows_left_out == 361 - MAX_BARS
         assert all(bar.x + bar.width <= drawn.width for chart in drawn.charts for bar in chart.bars)
 
@@ -405,7 +405,7 @@ def test_the_block_tells_the_times_of_a_lowered_program() -> None:
         "exposed communication 2 µs"
     )
     given = (
-        "told to the pass: 30 µs for 'all_reduce' and 'all_reduce_1'; 10 µs for 'mm', 'mm_1', 'mm_2', 'add_rms_norm2' and "
+        "given to the pass: 30 µs for 'all_reduce' and 'all_reduce_1'; 10 µs for 'mm', 'mm_1', 'mm_2', 'add_rms_norm2' and "
         "4 more; "
         "compute on streams 0 and 2, communication on stream 1; synchronisation takes 2 µs"
     )
@@ -442,7 +442,7 @@ def test_a_prediction_that_is_off_by_a_bit_shows_all_digits() -> None:
 def test_without_costs_the_block_tells_no_times() -> None:
     (given,) = make_block(without_costs(schedule_case("race")), None).times
     assert (
-        given == "told to the pass: compute on streams 0 and 2, communication on stream 1; synchronisation takes 2 µs"
+        given == "given to the pass: compute on streams 0 and 2, communication on stream 1; synchronisation takes 2 µs"
     )
 
 

@@ -38,6 +38,13 @@ def test_metadata_is_missing_or_wrong_and_all_else_is_as_it_was(how: int, names:
     program = _spoil(reduce_then_norm(), how, 1)
     assert differing(program) == names
     assert set(program.labels) - set(reduce_then_norm().labels) == ({label} if label is not None else set())
+    shapes = [
+        node.meta["val"].shape
+        for one in (reduce_then_norm(), program)
+        for node in one.graphs[0].nodes
+        if node.name == "rms_norm" and "val" in node.meta
+    ]
+    assert how < 3 or (shapes[0] == shapes[1]) == (how == 3)
     plain, spoiled = (Lockstep().run(one).ranks[0].outputs for one in (reduce_then_norm(), program))
     assert all(a.equal(b) for a, b in zip(plain, spoiled, strict=True))
     assert verify(Identity(), program, contract=Contract(strict=True)).status == "passed"

@@ -91,7 +91,7 @@ def copies(gm: fx.GraphModule) -> None:
 
 
 def reduces_on_rank_0_alone(gm: fx.GraphModule) -> None:
-    """The other rank's graph is left as it is, so it waits for ever."""
+    """The other rank's graph is left as it is, so it waits forever."""
     for node in list(gm.graph.nodes):
         if node.target is torch.ops.tensor_cast.all_reduce.default and node.args[1] == 1:
             node.replace_all_uses_with(node.args[0])

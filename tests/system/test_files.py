@@ -39,7 +39,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="file/x cannot be written") as caught:
         write_atomically(tmp_path / "file" / "x", "")
-    assert caught.value.hint == "choose another place with --report-dir"
+    assert caught.value.hint == "choose another path with --report-dir"
 
 
 def left_behind(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""A rewrite that is right only if inputs of which nothing is known are equal on the ranks: a condition."""
+"""A rewrite that is right only if inputs with an unknown placement are equal on the ranks: a condition."""
 
 from __future__ import annotations
 

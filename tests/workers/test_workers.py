@@ -96,7 +96,7 @@ TWO = DrawPlan("small", 2)
 
 
 def small(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """A reduction and a norm, with other values each time."""
+    """A reduction and a norm, with different values each time."""
     return st.integers(0, 9999).map(lambda seed: replace(reduce_then_norm(), seed=seed, labels=(f"seed {seed}",)))
 
 

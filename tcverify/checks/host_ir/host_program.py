@@ -55,7 +55,7 @@ def _of_streams(reading: StreamReading, contract: Contract, rank: int) -> Iterat
     if promised is None:
         return
     if reading.left_on != MAIN_STREAM and reading.output is not None:
-        title = f"{stream_words(reading, reading.left_on)} is current at the end, and not the caller's"
+        title = f"{stream_words(reading, reading.left_on)} is current at the end, not the caller's stream"
         missing = "missing: set_current_stream of what current_stream returned before the first worker"
         yield Finding(
             "stream-not-restored", CHECK, title, missing, _last_switch(reading), rank, {"stream": reading.left_on}
@@ -126,7 +126,7 @@ def _left(program: Program) -> Iterator[Finding]:
         axis = next((node for node in nodes if type(node.meta.get("stream_axis")) is int), None)
         if axis is not None:
             dim = axis.meta["stream_axis"]
-            title = f"dim {dim} of '{axis.name}' is a stream axis, and no loop goes over it"
+            title = f"dim {dim} of '{axis.name}' is a stream axis, but no loop runs over it"
             yield Finding("stream-axis-left", CHECK, title, "", axis.name, rank, {"dim": dim})
 
 

@@ -69,7 +69,7 @@ def _own(of: Accesses, rank: int, buffers: dict[int, BufferPlace]) -> Iterator[F
             continue
         place = _place(step)
         if place is None or len(step.holds) != 1:
-            said = "says no place of one tensor: it holds group, offset and nbytes"
+            said = "is malformed: it must contain group, offset and nbytes"
             yield _wrong(
                 f"meta['comm_buffer'] of '{step.name}' {said}", step.name, rank, {"said": repr(step.buffer)[:80]}
             )
@@ -125,7 +125,7 @@ def _collision(of: Accesses, buffers: dict[int, BufferPlace], rank: int) -> Find
 
 
 def _overlap(of: Accesses, first: BufferPlace, second: BufferPlace, last: int, rank: int) -> Finding:
-    title = f"'{second.node}' comes to lie on '{first.node}', which still lives, in the communication buffers"
+    title = f"'{second.node}' overlaps '{first.node}', which is still live, in the communication buffers"
     lines = [
         f"'{first.node}' has {first} until '{of.steps[last].name}'",
         f"'{second.node}' has {second}",

@@ -37,7 +37,7 @@ def check_memory(evidence: Evidence) -> list[Finding | Doubt]:
             unknown = find_unsized_value(before) or find_unsized_value(after)
             finding = _peak(peak_of(before), peak_of(after), budget, rank)
             if unknown is not None and not doubts:
-                sentence = f"the size of '{unknown}' is not known, so that peaks of memory cannot be compared"
+                sentence = f"the size of '{unknown}' is unknown, so peak memory cannot be compared"
                 doubts.append(Doubt("unsupported-op", sentence))
             elif finding is not None and unknown is None:
                 found.setdefault(finding.kind, finding)
@@ -190,9 +190,9 @@ def _kept(after: Accesses, rank: int) -> Finding | None:
     storage = kept[0]
     value = after.value(storage)
     uses = [step.name for step in after.steps if storage in step.touches]
-    last = f"'{uses[-1]}' uses it last" if uses else "nobody uses it"
+    last = f"'{uses[-1]}' uses it last" if uses else "it is never used"
     others = len(set(kept)) - 1
-    lines = ["the pass promises that the graph frees what it makes, but what it returns", last]
+    lines = ["the pass promises that the graph frees all its allocations except outputs", last]
     lines += (
         [f"{others} more value{'s' * (others > 1)} of the graph {'are' if others > 1 else 'is'} never freed"]
         if others

@@ -159,12 +159,10 @@ def _compare(before: list[OrderedCall], after: list[OrderedCall], what: str, ran
     if len(before) > len(after):
         call = before[number]
         return _finding(
-            f"{what} number {number + 1}, '{call.node}' ({call.kind}), is gone", before, after, number, None, rank
+            f"{what} number {number + 1}, '{call.node}' ({call.kind}), is missing", before, after, number, None, rank
         )
     call = after[number]
-    return _finding(
-        f"'{call.node}' ({call.kind}) is one {what} more than before", before, after, number, call.node, rank
-    )
+    return _finding(f"'{call.node}' ({call.kind}) is an additional {what}", before, after, number, call.node, rank)
 
 
 #: Calls that a detail shows around the one that it is about.

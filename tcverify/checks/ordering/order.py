@@ -87,13 +87,13 @@ def _race(of: Accesses, asynchrony: Asynchrony, hazard: Hazard, rank: int) -> Fi
     who = _who(of, hazard)
     if hazard.racing == "completion":
         what = f"the result of '{start}'" if value == start else f"'{value}', which '{start}' writes,"
-        title = f"{who} {hazard.access} {what} before it has arrived"
+        title = f"{who} {hazard.access} {what} before the collective has finished"
         missing = f"'{start}' writes it at any time until"
     else:
         title = f"{who} {hazard.access} '{value}' while '{start}' may still read it"
         missing = f"'{start}' reads it at any time until"
     until = (
-        f"the first wait for its result, '{wait}', which comes later" if wait is not None else "the end: nobody waits"
+        f"the first wait for its result, '{wait}', which comes later" if wait is not None else "the end: no node waits"
     )
     lines = [
         f"{missing} {until}",
@@ -157,14 +157,14 @@ def _lost(
         if wait is not None:
             lines.append(f"in the original, '{wait}' waits for it")
         if reader is not None:
-            lines.append(f"{_who(after, reader)} {reader.access} it, whether it has arrived or not")
+            lines.append(f"{_who(after, reader)} {reader.access} it, whether the collective has finished or not")
         if ahead:
             name = data["wait"] = after.steps[ahead[0]].name
-            title = f"'{name}' stands before '{start}', for which it is to wait, and waits for nothing"
+            title = f"'{name}' precedes '{start}', which it should wait for, and waits for nothing"
             lines.append(_between(after, ahead[0], flight.start, reader.node if reader is not None else None))
             yield Finding(kind, CHECK, title, "\n".join(lines), name, rank, data)
         else:
-            title = f"nobody waits for '{start}'" + (", whose result is used" if reader is not None else "")
+            title = f"no node waits for '{start}'" + (", whose result is used" if reader is not None else "")
             lines.append(f"missing: a wait for '{start}'" + ("" if reader is None else " before its first use"))
             yield Finding(kind, CHECK, title, "\n".join(lines), start, rank, data)
 

@@ -41,7 +41,7 @@ def changed_nodes(original: Program, rewritten: Program) -> Finding | None:
                 return _changed(f"the original has no node '{first}'", first, rank)
             gone = next((name for name in before if name not in after), None)
             if gone is not None:
-                return _changed(f"node '{gone}' of the original is gone", gone, rank)
+                return _changed(f"node '{gone}' of the original is missing", gone, rank)
             same = [(before[name], node) for name, node in after.items()]
             varying = pairs[old.graph, new.graph] = [
                 pair for pair in same if leaves([(node.args, node.kwargs) for node in pair], RankConstant)
@@ -50,12 +50,12 @@ def changed_nodes(original: Program, rewritten: Program) -> Finding | None:
             same = varying
         for mine, theirs in same:
             if _signature(mine, old.constants) != _signature(theirs, new.constants):
-                return _changed(f"'{theirs.name}' is not the call that it was", theirs.name, rank, mine, theirs)
+                return _changed(f"'{theirs.name}' is a different call", theirs.name, rank, mine, theirs)
     return None
 
 
 def _changed(title: str, name: str, rank: int, mine: fx.Node | None = None, theirs: fx.Node | None = None) -> Finding:
-    lines = ["the pass promises to move nodes and nothing else"]
+    lines = ["the pass promises only to move nodes"]
     if mine is not None and theirs is not None:
         lines += [f"before: {mine.format_node()}", f"after: {theirs.format_node()}"]
     return Finding("changed-nodes", CHECK, title, "\n".join(lines), name, rank, {})
@@ -115,7 +115,7 @@ def _declared(of: Accesses, place: Mapping[str, int] | None = None) -> Iterator[
     for step in of.steps:
         for name in step.after:
             if name in place and place[name] > place[step.name]:
-                title = f"'{step.name}' stands before '{name}', although it declares to come after it"
+                title = f"'{step.name}' precedes '{name}', although its meta['after'] requires the opposite"
                 yield place[step.name], title, _DECLARED, name, step.name, "declared"
 
 
@@ -141,7 +141,7 @@ def _through_storage(before: Accesses, after: Accesses, place: Mapping[str, int]
         if was == writer or reader in rank_of.get(storage, {}):  # among writers, their own order says it
             continue
         if was is not None and place[was] > place[reader]:
-            title = f"'{reader}' reads '{storage[0]}' before '{was}' has written what it is to read"
+            title = f"'{reader}' reads '{storage[0]}' before '{was}' has written it"
             yield place[reader], title, "read after write", was, reader, "read after write"
         elif writer is not None and stood[writer] > stood[reader]:
             title = f"'{writer}' writes into '{storage[0]}' before '{reader}' has read what was there"
@@ -185,7 +185,7 @@ def _communication(before: Accesses, after: Accesses, place: Mapping[str, int], 
     for step in issued:
         for earlier in (last if starts or step.effect else None, last_effect):
             if earlier is not None and place[earlier.name] > place[step.name]:
-                why = "ops with an effect keep their place among all that communicates"
+                why = "ops with an effect must keep their order relative to all communication"
                 if not (step.effect or earlier.effect):
                     why = "ranks agree on the order in which collectives start"
                 title = f"'{step.name}' comes before '{earlier.name}', which came before it"
@@ -211,7 +211,7 @@ def _arrivals(before: Accesses, after: Accesses, place: Mapping[str, int]) -> It
         if wait_now is not None and latest[wait] > wait_now:
             other, name = after.steps[latest[wait]].name, after.steps[wait_now].name
             title = f"'{name}' waits for '{start}' before '{other}' is issued, which came before the wait"
-            why = "ranks that wait for one collective before they start another can wait for each other for ever"
+            why = "ranks that wait for one collective before they start another can deadlock"
             yield wait_now, title, why, other, name, "wait after start"
             return
 

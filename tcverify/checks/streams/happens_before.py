@@ -53,11 +53,11 @@ def find_order_violations(evidence: Evidence, *, everything: bool) -> list[Findi
     for reading, ranks in lowered_ranks(rewritten):
         streams = len({op.stream for op in reading.ops} | {op.positional_stream for op in reading.ops})
         if streams > _MOST_STREAMS:
-            doubts.append(Doubt("unsupported-op", f"a graph on {streams} streams is not looked at for races"))
+            doubts.append(Doubt("unsupported-op", f"a graph on {streams} streams is not checked for races"))
             continue
         unclear = _unclear(reading)
         if unclear:
-            doubts.append(Doubt("unsupported-op", f"{unclear}: the graph is not looked at for races"))
+            doubts.append(Doubt("unsupported-op", f"{unclear}: the graph is not checked for races"))
             continue
         clocks = clocks_of(reading)
         for finding in _of_reading(reading, clocks, evidence.contract, ranks[0], everything):
@@ -68,7 +68,7 @@ def find_order_violations(evidence: Evidence, *, everything: bool) -> list[Findi
             found.setdefault(unordered.kind, unordered)
         if reading.unknown and not doubts:
             name = reading.names[reading.unknown[0]]
-            sentence = f"it is not known what '{name}' reads and writes: races on its operands cannot be ruled out"
+            sentence = f"the reads and writes of '{name}' are unknown: races on its operands cannot be excluded"
             doubts.append(Doubt("unsupported-op", sentence))
     return [_with_order(finding, evidence.exploration) for finding in found.values()] or doubts
 
@@ -92,7 +92,7 @@ def _unclear(reading: StreamReading) -> str:
     if reading.mixed is not None:
         return "'{}' is an anchor, and '{}' is host IR".format(*reading.mixed)
     odd = next((number for number, index in reading.workers.items() if index < 0), None)
-    return "" if odd is None else f"'{reading.names[odd]}' names a worker stream that there cannot be"
+    return "" if odd is None else f"'{reading.names[odd]}' names an invalid worker stream"
 
 
 def _of_reading(
@@ -135,7 +135,7 @@ def _conflict(reading: StreamReading, contract: Contract, rank: int) -> Finding 
         numbers = " and ".join(map(str, streams))
         if number == output:
             title = f"outputs are read on stream {streams[0]}, but waits bind them to stream {_rest(streams)}"
-            lines.append("a caller that waits for all streams does not care: --contract boundary=lenient")
+            lines.append("if the caller waits for all streams: --contract boundary=lenient")
         else:
             title = f"the anchors of '{name}' bind it to streams {numbers}"
         return Finding("stream-conflict", CHECK, title, "\n".join(lines), name, rank, data)

@@ -98,7 +98,7 @@ def _only(node: str, timing: Moment) -> Timing:
     return lambda rank, start: timing if start == node else "issue"
 
 
-_UNWRITTEN = "(nan stands in memory that a collective has not written yet)"
+_UNWRITTEN = "(nan marks memory that a collective has not written yet)"
 
 #: Most starts that are tried one by one for the one that is to blame.
 MOST_STARTS = 64
@@ -111,7 +111,7 @@ def _judged(comparison: Comparison, evidence: Evidence) -> list[Finding]:
         title = f"rank {run.error.rank} raises: {failed}"
         return [Finding("rewritten-raises", CHECK, title, failed.message, failed.node, run.error.rank)]
     if not run.finished:
-        return [Finding("deadlock", CHECK, f"ranks wait for ever ({run.why})")]
+        return [Finding("deadlock", CHECK, f"ranks wait forever ({run.why})")]
     return [found for found in differences(comparison, evidence.probe) if isinstance(found, Finding)]
 
 
@@ -119,7 +119,7 @@ def _unfounded(exploration: Exploration) -> Finding:
     seen = exploration.observations[0]
     events = [str(event) for event in seen.events]
     data = {"order": seen.order, "events": events, "observed": seen.kind}
-    title = f"an order of the streams goes wrong, in which happens-before finds nothing: {seen.text}"
+    title = f"an order of the streams fails, although happens-before finds nothing: {seen.text}"
     return Finding("executor-divergence", CHECK, title, "\n".join(events), seen.node, seen.rank, data)
 
 

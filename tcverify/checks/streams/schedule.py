@@ -107,7 +107,7 @@ def _judge(original: Program, rewritten: Program, reading: StreamReading, rank: 
     streams = original.streams
     if streams is not None and declared["sync_overhead_s"] != streams.sync_overhead_s:
         said, meant = _both(declared["sync_overhead_s"], streams.sync_overhead_s)
-        title = f"the schedule reckons with a synchronisation overhead of {said}, but the program says {meant}"
+        title = f"the schedule assumes a synchronisation overhead of {said}, but the program has {meant}"
         return _wrong(title, _OVERHEAD, output, rank)
     return _times(declared, replay_reading(reading, original), output, rank)
 
@@ -115,12 +115,12 @@ def _judge(original: Program, rewritten: Program, reading: StreamReading, rank: 
 _HINT = f"meta['schedule'] of the output node holds {', '.join(DECLARED)}; or --contract schedule=false"
 
 _OVERHEAD = "the program says it in gm.meta['streams'].sync_overhead_s"
-_NO_GAIN = "a graph that gains nothing is better left as it is"
+_NO_GAIN = "leave a graph without a gain unchanged"
 
 
 def _malformed(declared: Any) -> str | None:
     if not isinstance(declared, dict):
-        return f"is no dict but {type(declared).__name__}"
+        return f"is not a dict, but a {type(declared).__name__}"
     for key in DECLARED:
         if key not in declared:
             return f"lacks '{key}'"
@@ -137,7 +137,7 @@ def _costs(original: Program, rewritten: Program, reading: StreamReading, rank: 
         node, same = after[op.name], before.get(op.name)
         if op.cost_s is None:
             said = str(node.meta["cost_s"])[:40] if "cost_s" in node.meta else None
-            what = f"is {said}, which is no time" if said is not None else "is missing"
+            what = f"is {said}, which is not a time" if said is not None else "is missing"
             return _wrong(f"meta['cost_s'] of '{op.name}' {what}", "", op.name, rank)
         # An earlier stage may have changed what the op works on, and with it its cost.
         if same is None or not _same_work(same, node):
@@ -145,7 +145,7 @@ def _costs(original: Program, rewritten: Program, reading: StreamReading, rank: 
         given = parse_seconds(same.meta["cost_s"])
         if given is not None and op.cost_s != max(LEAST_COST_S, given):
             reckoned, meant = _both(op.cost_s, max(LEAST_COST_S, given))
-            title = f"the schedule reckons with {reckoned} for '{op.name}', but the op takes {meant}"
+            title = f"the schedule assumes {reckoned} for '{op.name}', but the op takes {meant}"
             return _wrong(title, "", op.name, rank)
     return None
 

@@ -51,7 +51,9 @@ def exact_differences(comparisons: list[Comparison], explain: Callable[[], Expla
     ranks = sorted({d.rank for d in first.deltas if d.label == delta.label and _differs(d)})
     where = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:8]))}"
     draws = f"in {len(counted)} of {len(comparisons)} draws" if len(comparisons) > 1 else "in one draw"
-    detail = f"{_difference(delta)}; the versions differ {draws} of the exact domain, by less than float64 can tell"
+    detail = (
+        f"{_difference(delta)}; the versions differ {draws} of the exact domain, by less than the precision of float64"
+    )
     data = {"label": delta.label, "ranks": ranks, "executor": first.executor, "domain": "exact", "difference": None}
     title = f"{delta.label} is wrong on {where}, beyond the precision of float64"
     return [Finding("wrong-value", "equivalence", title, detail, None, delta.rank, data)]

@@ -51,10 +51,10 @@ def law_needed(original: Program, rewritten: Program) -> Doubt | None:
         f"the rewrite calls {_call(call)}, the original never" if new else f"the rewrite no longer calls {_call(call)}"
     )
     hint = next(filter(None, (_hint(old, call) for old in before)), None)
-    mend = "give it a meaning with tcverify.register_dialect"
+    mend = "define it with tcverify.register_dialect"
     if hint is not None:
         mend += f", or a law: with {_options(call.name, hint)} the versions still differ"
-    return Doubt("law-needed", f"{what}, and of {call.name} only the signature is known; {mend}")
+    return Doubt("law-needed", f"{what}, and only the signature of {call.name} is known; {mend}")
 
 
 def _wrong_beside(original: Program, rewritten: Program, lockstep: Lockstep) -> bool:
@@ -187,7 +187,7 @@ def _describe_laws(laws: Mapping[str, OpLaw], before: list[OpCall], new: list[Op
         if given is not None and old is not None
         else ""
     )
-    return f"the rewrite is right only if {told}{where}; if so, say {options}"
+    return f"the rewrite is right only if {told}{where}; if so, use {options}"
 
 
 def _options(name: str, law: OpLaw) -> str:

@@ -20,7 +20,7 @@ def note_coarser_dtype(original: Program, rewritten: Program) -> Note | None:
     names = [str(dtype).removeprefix("torch.") for dtype in (after, before)]
     return Note(
         "coarser-dtype",
-        f"the pass rounds values to {names[0]}, where the original has {names[1]} at the coarsest; --domain native judges that",
+        f"the pass rounds to {names[0]}, coarser than any dtype of the original ({names[1]}); only --domain native judges that",
     )
 
 

@@ -1,4 +1,4 @@
-"""tcverify check: verify passes on one program of the user's."""
+"""tcverify check: verify passes on a program of the user."""
 
 from __future__ import annotations
 
@@ -26,23 +26,25 @@ if TYPE_CHECKING:
 @click.option("--world-size", default=None, help="Number of ranks.")
 @click.option("--mesh", default=None, help="The mesh, e.g. dp=2,tp=2.")
 @click.option("--group", multiple=True, metavar="NAME=DIM|RANKS", callback=options.read_by(arguments.parse_groups),
-              help="What a group in the graph is: a mesh dim (3=tp), or ranks (3=0,1;2,3).")  # fmt: skip
+              help="Ranks of a group in the graph: a mesh dim (3=tp), or lists of ranks (3=0,1;2,3).")  # fmt: skip
 @click.option("--placement", multiple=True, metavar="INPUT=DIM:PLACEMENT",
               callback=options.read_by(lambda values: arguments.parse_pairs(values, "--placement")),
-              help="How an input lies on the ranks, e.g. x=dp:shard(0); else it is equal on all.")  # fmt: skip
+              help="Placement of an input, e.g. x=dp:shard(0). [default: unknown]")  # fmt: skip
+@click.option("--spmd", is_flag=True, help="Use the graph of --rank for all ranks: module:function is called once.")
 @click.option(
-    "--spmd", is_flag=True, help="One graph, of --rank, stands for all ranks: module:function is called once."
+    "--rank", type=click.IntRange(0), default=0, show_default=True, help="Rank to which a single graph belongs."
 )
-@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Whose graph a single one is.")
 @click.option("--rank-constant", multiple=True, metavar="NODE.ARG=RULE",
-              help="An integer that depends on the rank, e.g. slice_1.2=4*tp.")  # fmt: skip
+              help="Argument whose value depends on the rank, e.g. slice_1.2=4*tp.")  # fmt: skip
 @click.option("--capture-timeout", type=click.FloatRange(1), default=300.0, show_default=True,
-              help="Seconds that capturing the graph of a rank may take.")  # fmt: skip
+              help="Time limit for capturing the graph of a rank, in seconds.")  # fmt: skip
 @click.option("--sizes", type=click.Choice(SIZES), default="auto", show_default=True,
-              help="Run on the program's own sizes where they fit into memory, always, or never.")  # fmt: skip
+              help="Run at the original sizes: if they fit into memory (auto), always (real), never (small).")  # fmt: skip
 @options.confirm
 @options.domain
-@click.option("--draws", type=click.IntRange(1), default=2, show_default=True, help="How often values are drawn.")
+@click.option(
+    "--draws", type=click.IntRange(1), default=2, show_default=True, help="Number of times that input values are drawn."
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the values.")
 @options.verification(pass_timeout=120.0, shrink_time=120.0)
 @options.strict
@@ -70,13 +72,13 @@ def check(
     save: Path | None,
     **given: Any,
 ) -> None:
-    """Verify passes on one program of yours.
+    """Verify passes on one program of your own.
 
-    PROGRAM is a .pt2 file of torch.export, a tcverify program or counterexample (.json), a graph that torch.compile left
+    PROGRAM is a .pt2 file of torch.export, a tcverify program or counterexample (.json), a graph that torch.compile wrote
     (fx_graph_runnable, a TORCH_TRACE log, or a folder of these, one per rank), or module:function
-    (path/to/file.py:function) that gives the graph of a rank: a GraphModule, (GraphModule, example inputs), an
-    ExportedProgram, or what tcverify.capture gives. The function is called once per rank, each time in a process that
-    believes to be that rank of a job. Several PROGRAMs are the graphs of the ranks in their order.
+    (path/to/file.py:function) that returns the graph of a rank: a GraphModule, (GraphModule, example inputs), an
+    ExportedProgram, or the result of tcverify.capture. The function is called once per rank, each time in a process that
+    acts as that rank of a job. Several PROGRAMs are the graphs of the ranks, in order.
     """
     dims, world = arguments.parse_one_mesh(world_size, mesh)
     settings = Settings(
@@ -103,7 +105,7 @@ def check(
     for line in (*describe_program(loaded.program), *loaded.notes):
         say(console, sanitize(line))
     if save is not None:
-        write_atomically(save, dumps(loaded.program) + "\n", "choose another place with --save")
+        write_atomically(save, dumps(loaded.program) + "\n", "choose another path with --save")
     program = replace(loaded.program, sizes=sizes)
     name = sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more"
     job = MeshJob(
@@ -125,7 +127,7 @@ def _placements(given: Mapping[str, str]) -> dict[str, dict[str, Placement]]:
             dim, separator, placement = part.strip().partition(":")
             try:
                 if not separator:
-                    raise ProgramError(f"'{part}' does not say over which mesh dim")
+                    raise ProgramError(f"'{part}' names no mesh dim")
                 of_input[dim] = Placement.parse(placement.strip())
             except ProgramError as error:
                 hint = error.hint or "write INPUT=DIM:PLACEMENT, e.g. x=dp:shard(0)"

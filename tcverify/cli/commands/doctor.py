@@ -1,4 +1,4 @@
-"""tcverify doctor: say what this machine can run."""
+"""tcverify doctor: report what this machine can run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tcverify.cli.settings import FAILED, PASSED
 
 @click.command()
 def doctor() -> None:
-    """Say what this machine can run, with one real collective."""
+    """Report what this machine can run, and test one real collective."""
     with importing():
         from tcverify.cli import machine
         from tcverify.report.console import make_console, say

@@ -1,4 +1,4 @@
-"""tcverify init: write what verifies the passes of a repository."""
+"""tcverify init: set up verification of the passes of a repository."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ from tcverify.report.sanitize import sanitize
 @click.option(
     "--pass", "passes", multiple=True, metavar="PASS", help="A pass to verify; repeatable. [default: an example]"
 )
-@click.option("--force", is_flag=True, help="Overwrite files that are there.")
-@click.option("--keep", is_flag=True, help="Leave files that are there as they are, and write the others.")
-@click.option("--dry-run", is_flag=True, help="Write nothing, say what would be written.")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
+@click.option("--keep", is_flag=True, help="Skip existing files, and write the others.")
+@click.option("--dry-run", is_flag=True, help="Write nothing; show what would be written.")
 def init(directory: Path, passes: tuple[str, ...], force: bool, keep: bool, dry_run: bool) -> None:
     """Write tests, a tox matrix and a GitHub workflow that verify the passes of a repository.
 
     DIR is the root of the repository, by default the current directory. PASS is named as for `tcverify run`.
     """
     if force and keep:
-        raise UsageError(
-            "--force and --keep exclude each other", "one overwrites what is there, the other leaves it alone"
-        )
+        raise UsageError("--force and --keep exclude each other", "one overwrites existing files, the other skips them")
     from tcverify.cli import template
     from tcverify.report.console import make_console, say
 

@@ -10,7 +10,7 @@ from tcverify.registry.passes import BUILTIN, DESCRIPTIONS
 
 @click.command()
 def passes() -> None:
-    """List the built-in passes, and those of PyTorch that this torch has."""
+    """List the built-in passes, and the passes of PyTorch in this torch."""
     from tcverify.report.console import make_console, say
 
     console = make_console()
@@ -18,10 +18,10 @@ def passes() -> None:
         say(console, name, "bold")
         say(console, f"    {DESCRIPTIONS[name]}")
     say(console)
-    say(console, f"PyTorch's own, of torch {installed_version()}:")
+    say(console, f"Passes of PyTorch, in torch {installed_version()}:")
     for one in SUBJECTS.values():
         say(console, PREFIX + one.name, "bold" if one.here else "dim")
         say(console, f"    {one.what}" if one.here else f"    not in this torch; {one.versions}")
     say(console)
-    say(console, "Your own: module:attribute or path/to/file.py:attribute (a class, an instance or a function).")
-    say(console, "Several, one after the other: first+second.")
+    say(console, "Your own passes: module:attribute or path/to/file.py:attribute (a class, an instance or a function).")
+    say(console, "A pipeline: first+second.")

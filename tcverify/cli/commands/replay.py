@@ -29,11 +29,10 @@ _MARKS = {"fixed": ("+ FIXED ", "green"), "failed": ("x FAILED", "red"), "error"
 @options.op_law
 @options.report_dir
 def replay(cases: tuple[str, ...], confirm: str, bisect: bool, report_dir: Path) -> None:
-    """Verify counterexamples again (default: all that are kept).
+    """Verify counterexamples again (default: all in the report directory).
 
-    Prints + FIXED, x FAILED or ! ERROR per case; of a single one what is found, and what the pass prints. Imports the
-    passes that the files name.
-    Exits with 1 when one still fails, else with 2 when one cannot be replayed.
+    Prints + FIXED, x FAILED or ! ERROR per case; for a single case also the finding and the output of the pass. Imports
+    the passes that the files name. Exits with 1 if a case still fails, else with 2 if one cannot be replayed.
     """
     with importing(processes=True):
         from tcverify.cases.counterexample import find_counterexamples
@@ -77,7 +76,7 @@ def _replay_one(path: Path, executor_of: Callable[[int], Executor | None], *, al
     if outcome.source_changed:
         say(console, "  the source of the pass has changed since the case was found")
     if outcome.printed and alone:
-        say(console, "  what the pass has printed, on all ranks:")
+        say(console, "  output of the pass, on all ranks:")
         for line in sanitize_lines(outcome.printed):
             say(console, f"    {line}")
     if outcome.case is not None and alone:

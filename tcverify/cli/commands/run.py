@@ -20,13 +20,13 @@ from tcverify.registry.strategies import STRATEGIES
 @click.command()
 @click.argument("passes", nargs=-1, metavar="[PASS]...", shell_complete=options.complete_passes)
 @click.option("--world-size", default=None, help="Numbers of ranks, e.g. 2,4. [default: 2,3,4]")
-@click.option("--mesh", default=None, help="One mesh for all programs, e.g. dp=2,tp=2, instead of drawn ones.")
+@click.option("--mesh", default=None, help="One mesh for all programs, e.g. dp=2,tp=2. [default: drawn meshes]")
 @click.option(
     "--strategy",
     default=None,
-    show_default="what suits the pass",
+    show_default="strategies that fit the pass",
     shell_complete=options.completing(lambda: STRATEGIES),
-    help=f"What programs are drawn, from one or several of {', '.join(STRATEGIES)}.",
+    help=f"Strategies that generate the programs, any of {', '.join(STRATEGIES)}.",
 )
 @click.option("--hostile", default=None, shell_complete=options.completing(lambda: HOSTILE),
               callback=options.read_by(lambda text: arguments.parse_names(text, HOSTILE, "name"), absent=()),
@@ -36,31 +36,34 @@ from tcverify.registry.strategies import STRATEGIES
 @click.option("--max-examples", type=click.IntRange(1), default=None, help="Programs per pass and mesh. [default: 200]")
 @click.option("--max-time", default=None, callback=options.read_by(arguments.parse_seconds),
               help="Time per pass and mesh, e.g. 90s, 30m, 8h.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(0), default=new_seed, help="Seed of the drawing. [default: a new one]")
+@click.option("--seed", type=click.IntRange(0), default=new_seed, help="Seed of the programs. [default: random]")
 @options.verification(pass_timeout=20.0, shrink_time=30.0)
 @options.strict
 @click.option("--workers", type=click.IntRange(1, 1024), default=None,
               help="Processes that share the programs. [default: 1; with --ray, as many as there are CPUs]")  # fmt: skip
 @click.option("--ray", is_flag=False, flag_value=LOCAL, default=None, metavar="[ADDRESS]",
-              help="Share the programs on a Ray cluster; local, or no address: one of this machine.")  # fmt: skip
+              help="Share the programs on a Ray cluster; local, or no address: a new cluster on this machine.")  # fmt: skip
 @click.option("--corpus", type=click.Path(path_type=Path), default=None, metavar="DIR",
-              help="Cases to try first; programs that show something new are added. Machines may share it.")  # fmt: skip
+              help="Cases to try first; programs with new behaviour are added. Machines may share the directory.")  # fmt: skip
 @options.extension
 @options.op_law
 @options.report_dir
 @click.option("--coverage/--no-coverage", default=True, show_default=True,
-              help="Say which lines and conditions of the pass were never reached.")  # fmt: skip
+              help="Report which lines and conditions of the pass were never reached.")  # fmt: skip
 @click.option("--search/--draw", default=True, show_default=True,
-              help="Also try programs one edit away from those that showed something new of the pass.")  # fmt: skip
-@click.option("--kernels", is_flag=True, help="Show the smallest programs that make the pass do what it does.")
+              help="Also try programs one edit away from those with new behaviour, or only draw programs.")  # fmt: skip
+@click.option("--kernels", is_flag=True, help="Show the smallest program for each behaviour of the pass.")
 @options.fail_on(None)
-@click.option("-x", "--fail-fast", is_flag=True, help="Stop at the first finding that is not known.")
+@click.option("-x", "--fail-fast", is_flag=True, help="Stop at the first finding that is not in the baseline.")
 @options.report
 @click.option(
-    "--baseline", type=click.Path(path_type=Path), default=None, help="Known findings, which do not fail the run."
+    "--baseline",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="File of known findings, which do not fail the run.",
 )
 @click.option(
-    "--write-baseline", type=click.Path(path_type=Path), default=None, help="Add what is found to this baseline."
+    "--write-baseline", type=click.Path(path_type=Path), default=None, help="Add the findings to this baseline."
 )
 def run(
     passes: tuple[str, ...],
@@ -72,10 +75,10 @@ def run(
     coverage: bool,
     **given: Any,
 ) -> None:
-    """Verify passes on drawn programs (default: the built-in ones).
+    """Verify passes on drawn programs (default: the built-in passes).
 
-    PASS is a built-in name, module:attribute, or path/to/file.py:attribute; FIRST+SECOND is a pipeline of such. The default is
-    what passes of [tool.tcverify] names, else every built-in pass, and some of them one after the other.
+    PASS is a built-in name, module:attribute, or path/to/file.py:attribute; FIRST+SECOND is a pipeline. The default is
+    `passes` of [tool.tcverify], else every built-in pass and some pipelines of them.
     """
     if ":" in (strategy or ""):
         begin_server()  # it is a module of the user's, most of which import torch

@@ -1,4 +1,4 @@
-"""tcverify show: show counterexamples again."""
+"""tcverify show: show counterexamples."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tcverify.report.sanitize import error_text
 @options.extension
 @options.report_dir
 def show(cases: tuple[str, ...], form: str, report_dir: Path) -> None:
-    """Show counterexamples again: as text for logs, as Markdown for issues, as a page, which several share.
+    """Show counterexamples: as text for logs, as Markdown for issues, or as an HTML page (one for several cases).
 
-    Text is coloured and as wide as the terminal; where there is none, it is plain and 80 columns wide, or as COLUMNS says.
+    Text is coloured and as wide as the terminal; elsewhere it is plain and 80 columns wide, or $COLUMNS.
     """
     with importing():
         from tcverify.cases.counterexample import encode_counterexample, find_counterexamples, read_counterexample
@@ -36,7 +36,7 @@ def show(cases: tuple[str, ...], form: str, report_dir: Path) -> None:
         from tcverify.report.trace import to_trace
     paths = [path for case in cases for path in find_counterexamples(case, report_dir)]
     if form == "trace" and len(paths) > 1:
-        raise UsageError(f"these are {len(paths)} counterexamples, a trace shows one", "give the file or the ID of one")
+        raise UsageError(f"a trace shows one counterexample, not {len(paths)}", "give one file or ID")
     if form == "html" and len(paths) > 1:
         click.echo(to_gallery(paths, Path(cases[0]) if len(cases) == 1 else Path()))
         raise SystemExit(PASSED)

@@ -80,16 +80,16 @@ class TemplatePlan:
             them = "it" if len(changed) == 1 else "them"
             raise UsageError(
                 f"{', '.join(changed)}: would be overwritten {self._where}; nothing was written",
-                f"--force overwrites {them}, --keep writes the other files alone, --dry-run shows what would be done",
+                f"--force overwrites {them}, --keep writes only the other files, --dry-run shows what would be done",
             )
         written = [file for file in self.files if file.state != "same" and not (keep and file.state == "changed")]
         if not written:
             raise UsageError(
-                f"{', '.join(file.path for file in self.files)}: all are {self._where} already; nothing was written",
-                "remove what is to be made anew",
+                f"{', '.join(file.path for file in self.files)}: all already exist {self._where}; nothing was written",
+                "remove the files that should be written again",
             )
         for file in written:
-            write_atomically(self.directory / file.path, file.text, "choose a directory that you may write to")
+            write_atomically(self.directory / file.path, file.text, "choose a writable directory")
         return written
 
 
@@ -103,7 +103,7 @@ def plan_template(directory: Path, passes: Sequence[str]) -> TemplatePlan:
         UsageError: the directory is a file, or a reference cannot be one.
     """
     if directory.exists() and not directory.is_dir():
-        raise UsageError(f"{directory} is not a directory", "name the root of the repository")
+        raise UsageError(f"{directory} is not a directory", "give the root of the repository")
     for reference in passes:
         _require_reference(directory, reference)
     chosen = tuple(dict.fromkeys(passes)) or (EXAMPLE,)
@@ -128,7 +128,7 @@ def plan_template(directory: Path, passes: Sequence[str]) -> TemplatePlan:
     if known is None:
         files.append(PlannedFile("pyproject.toml", table, "new"))
     elif theirs:
-        advice.append("pyproject.toml has [tool.tcverify] already and is left alone; a new one would be")
+        advice.append("pyproject.toml already has [tool.tcverify] and is not changed; the default table is")
         advice += [f"    {line}" for line in table.strip().splitlines()]
     else:
         gap = "" if not known else "\n" if known.endswith("\n") else "\n\n"
@@ -138,8 +138,8 @@ def plan_template(directory: Path, passes: Sequence[str]) -> TemplatePlan:
 
 _DID = {"new": "wrote", "changed": "overwrote", "longer": "added [tool.tcverify] to"}
 _WOULD = {
-    "new": "would write", "changed": "is there and holds something else:", "longer": "would add [tool.tcverify] to",
-    "same": "is there already:",
+    "new": "would write", "changed": "exists with other contents:", "longer": "would add [tool.tcverify] to",
+    "same": "exists already:",
 }  # fmt: skip
 
 
@@ -153,7 +153,7 @@ def describe_result(planned: TemplatePlan, written: Sequence[PlannedFile]) -> li
     left = [file.path for file in planned.files if file not in written]
     return [
         *(f"{_DID[file.state]} {file.path}" for file in written),
-        *(f"left {path} as it is" for path in left),
+        *(f"skipped {path}" for path in left),
         *planned.advice,
         "",
         "Next:",
@@ -161,18 +161,18 @@ def describe_result(planned: TemplatePlan, written: Sequence[PlannedFile]) -> li
         "  pip install tcverify pytest pytest-xdist",
         f"  tcverify run {planned.passes[0]} --max-examples 50",
         "  pytest -n auto tests/test_passes.py",
-        "and keep reports/ and .tcverify/ out of version control (.gitignore).",
+        "Then add reports/ and .tcverify/ to .gitignore.",
     ]
 
 
 def _require_reference(directory: Path, reference: str) -> None:
     if not re.fullmatch(r"[\w.:/+-]+", reference):
-        raise UsageError(f"'{reference}' is not a pass", "name it as module:attribute, or as path/to/file.py:attribute")
+        raise UsageError(f"'{reference}' is not a pass", "write module:attribute or path/to/file.py:attribute")
     for stage in parse_target(reference).split("+"):
         file = stage.rpartition(":")[0]
         if file.endswith(".py") and not (directory / file).is_file():
             raise UsageError(
-                f"there is no file {file} in {directory}", "files are named from the root of the repository"
+                f"there is no file {file} in {directory}", "paths are relative to the root of the repository"
             )
 
 
@@ -210,7 +210,7 @@ def _read(path: Path) -> str | None:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", "mend it, or choose another directory") from None
+        raise UsageError(f"{path} cannot be read: {error}", "fix it, or choose another directory") from None
 
 
 def _names_passes(directory: Path) -> bool:
@@ -227,7 +227,7 @@ def _declares_project(directory: Path) -> bool:
     try:
         table = tomllib.loads(_read(directory / "pyproject.toml") or "")
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{directory / 'pyproject.toml'} cannot be read: {error}", "mend it first") from None
+        raise UsageError(f"{directory / 'pyproject.toml'} cannot be read: {error}", "fix it first") from None
     return "project" in table or "build-system" in table
 
 

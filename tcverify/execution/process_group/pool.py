@@ -51,19 +51,19 @@ class Ticket:
 class ProcessGroupPool:
     """An executor on a real process group: gloo on the CPU, NCCL on CUDA devices.
 
-    The ranks start at the first use and live until `close`; after any accident (a rank dies, a collective fails, the time
-    is up) all of them are killed, and the next use starts new ones. Not for use by several threads at once.
+    The ranks start at the first use and live until `close`; after any failure (a rank dies, a collective fails, the time
+    limit is reached) all of them are killed, and the next use starts new ones. Not thread-safe.
 
     Args:
         world_size: number of ranks; programs must have as many.
         device: "cpu" or "cuda". With "cuda", rank r computes on device r modulo the number of devices.
-        timeout: seconds that one program, or one pair, may take on the group.
+        timeout: time limit for one program, or one pair, on the group, in seconds.
         core: the CPU core that all gloo ranks share (they are slower when spread); None takes the number of this worker, of
             a campaign or of pytest-xdist, or 0, modulo the cores that this process may use.
         start_group: starts the ranks: on this machine, or as torchrun has spread them (`StoreGroup`).
 
     Raises:
-        UsageError: the arguments make no sense on this machine.
+        UsageError: the arguments are not valid on this machine.
     """
 
     def __init__(

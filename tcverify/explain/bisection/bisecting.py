@@ -55,13 +55,13 @@ def bisect(subject: Subject, verdict: Verdict, terms: FindingTerms, seconds: flo
         seconds: after which it ends with what it has.
     """
     if terms.deep:
-        return Blame(why="it shows when the pass is applied again, not in what a rewrite does")
+        return Blame(why="it occurs when the pass is applied again, not in a rewrite")
     search = _Search(subject, verdict, terms, time.monotonic() + seconds)
     try:
         asked = search.by_asking()
         if asked is not None and asked.rewrites:
             return asked
-        return search.by_changes() or asked or Blame(why="the pass left no graph that could be taken apart")
+        return search.by_changes() or asked or Blame(why="the pass returned no graph to bisect")
     except TcverifyError as error:
         return Blame(trials=search.trials, why=f"the search ended early: {error.message}")
     except Exception as error:  # noqa: BLE001 - what explains a finding must not keep it from being told
@@ -132,9 +132,9 @@ class _Search:
             if not shows(everything):
                 self._confirm, known = self.terms.confirm, {}
                 if self._confirm is None or not shows(everything):
-                    return blame([], "it does not show when the pass's rewrites are put together again")
+                    return blame([], "it does not occur when all rewrites are applied again")
             if shows(frozenset()):
-                return blame([], "it shows with all of them left out")
+                return blame([], "it occurs without any of them")
             numbers = numbers[: smallest_showing_prefix(len(numbers), shows)]
             if shows(frozenset(numbers[-1:])):
                 numbers = numbers[-1:]

@@ -45,7 +45,7 @@ def find_misplaced_anchor(of: Versions, name: str | None) -> Divergence | None:
 def _divergence(of: Versions, anchor: fx.Node, why: str) -> Divergence:
     if _is(anchor, WAIT):
         readers = ", ".join(f"'{user.name}'" if user.op != "output" else "the outputs" for user in anchor.users)
-        text = f"a wait for {readers}" if readers else "a wait that nobody reads"
+        text = f"a wait for {readers}" if readers else "a wait whose result is unused"
     else:
         recorded = _recorded(anchor)
         text = "a record of no op" if recorded is None else f"a record of '{recorded.name}'"

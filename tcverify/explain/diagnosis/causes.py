@@ -45,7 +45,7 @@ def operands_of(of: Versions, node: fx.Node) -> Operands:
             name = read[operand].name
             instead = relation_between(of.program, of.before, of.after, operand.name, name, of.measure)
             sound = instead is not None and instead.explained
-            known = instead if sound else replace(known, kind="other", text=f"{known.text}, in place of '{name}'")
+            known = instead if sound else replace(known, kind="other", text=f"{known.text}, instead of '{name}'")
         if known is not None:
             found.append((operand.name, known))
     return tuple(found)
@@ -89,7 +89,7 @@ def cause(
         more = f"; and {len(told) - MAX_TOLD} more" if len(told) > MAX_TOLD else ""
         return "it reads " + "; ".join(f"'{name}', {r.text}" for name, r in told[:MAX_TOLD]) + more
     if relation.kind == "unrelated" and operands and of.namesake(node) is not None:
-        return "what it reads is right, so the node itself is at fault"
+        return "its operands are right, so the node itself is faulty"
     return ""
 
 
@@ -173,7 +173,7 @@ def _short(value: Any) -> str:
 def _loses(of: Versions, node: fx.Node, relation: Relation) -> str:
     if not relation.loses or relation.original is None:
         return ""
-    return f"'{relation.original}' differs between the ranks, and what no rank keeps cannot be put together again"
+    return f"'{relation.original}' differs between the ranks, and the discarded parts cannot be recovered"
 
 
 def _overwrites(of: Versions, node: fx.Node) -> str:
@@ -186,7 +186,7 @@ def _overwrites(of: Versions, node: fx.Node) -> str:
             reader = next((reader for reader in value.users if node in of.clobbers(value, reader)), None)
             if reader is not None:
                 whom = "the program returns" if reader.op == "output" else f"'{reader.name}' reads"
-                return f"it writes into '{value.name}', which {whom} later and the original leaves alone"
+                return f"it writes into '{value.name}', which {whom} later and the original does not change"
     return ""
 
 
@@ -212,9 +212,9 @@ def _together(of: Versions, node: fx.Node) -> str:
         return _gathers(of, call, operand, relation)
     if call.reduce_op is not None and of.namesake(node) is None:
         if relation.kind in ("equal", "reshaped", "gathered", "reduced") and _equal_everywhere(of, operand, call):
-            return f"it adds up '{operand.name}' over {group}, though every rank has the whole of it"
+            return f"it sums '{operand.name}' over {group}, although every rank has the whole value"
         if relation.kind == "shard" and relation.groups.get(of.rank) == call.communicator:
-            return f"it adds up '{operand.name}' over {group}, of which every rank has another part"
+            return f"it sums '{operand.name}' over {group}, although every rank has a different part"
     return ""
 
 
@@ -228,9 +228,9 @@ def _gathers(of: Versions, call: Collective, operand: fx.Node, relation: Relatio
         if call.dim is not None and relation.dim is not None and call.dim % max(len(call.shape), 1) != relation.dim:
             return f"it gathers along dim {call.dim} what is divided along dim {relation.dim}: {where}"
     if relation.kind == "equal" and _equal_everywhere(of, operand, call):
-        return f"it gathers '{operand.name}' over {group}, though every rank has the whole of it"
+        return f"it gathers '{operand.name}' over {group}, although every rank has the whole value"
     if relation.kind == "partial":
-        return f"it gathers '{operand.name}' over {group}, {relation.text}, where these are to be added up"
+        return f"it gathers '{operand.name}' over {group}, {relation.text}, although these must be summed"
     return ""
 
 

@@ -108,9 +108,9 @@ def _root(call: Collective, made: Resharding, whose: str, name: str) -> str:
     if call.root is None:
         return ""
     if call.kind in ("broadcast", "scatter") and call.root not in made.source.mesh:
-        return f"its root is rank {call.root}, which has nothing of {whose}: that lies on {made.source.mesh}"
+        return f"its root is rank {call.root}, which has no part of {whose}: its mesh is {made.source.mesh}"
     if call.kind in ("gather", "reduce") and call.root not in made.target.mesh:
-        return f"its root is rank {call.root}, which is to get nothing of '{name}': that lies on {made.target.mesh}"
+        return f"its root is rank {call.root}, which gets no part of '{name}': its mesh is {made.target.mesh}"
     return ""
 
 

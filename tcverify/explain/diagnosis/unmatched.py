@@ -77,7 +77,7 @@ def _has(of: Versions, rank: int, name: str, *, rewritten: bool) -> bool:
 
 
 def _unmet(rank: int, node: str, other: int, instead: str | None, known: bool, shown: int) -> Divergence:
-    meanwhile = f"it calls '{instead}' there" if instead is not None else "it comes to its end"
+    meanwhile = f"it calls '{instead}' there" if instead is not None else "it ends"
     lacks = "no longer has it" if known else "has no such node"
     text = f"called by rank {rank}, but the graph of rank {other} {lacks}: {meanwhile}"
     return Divergence(node, Relation("unmet", None, text, None, (shown,)), None, (), rank=shown)

@@ -30,7 +30,7 @@ def is_communication(node: fx.Node) -> bool:
 
 
 def allocates(node: fx.Node) -> bool:
-    """Whether a node makes memory that nobody has written."""
+    """Whether a node allocates memory that is never written."""
     return node.op == "call_function" and is_allocation(lookup(node.target).name)
 
 

@@ -45,7 +45,7 @@ def drop_device(value: Any) -> Any:
 
 
 def is_allocation(name: str) -> bool:
-    """Whether the op of a qualified name makes memory that nobody has written."""
+    """Whether the op of a qualified name allocates memory that is never written."""
     namespace, _, rest = name.partition("::")
     return namespace in TORCH and rest.split(".")[0] in _UNWRITTEN
 

@@ -234,7 +234,7 @@ def gather(me: int, x: Tensor | None, dim: int, root: int, team: Sequence[int], 
     if me != root and (x is None or out is not None):
         raise ValueError(f"gather to rank {root}: rank {me} must have an operand, and no output")
     if x is None and ranks == (me,):
-        raise ValueError(f"gather to rank {me} of team {list(team)}, in which nobody gives a part")
+        raise ValueError(f"gather to rank {me} of team {list(team)}, in which no rank gives a part")
     given, result = _gather(x, dim, root, team, out=out)
     call = Collective("gather", ranks, tuple(given.shape), given.dtype, dim=dim, root=root, joined=x is None)
     yield Start(call, given, result)
@@ -249,7 +249,7 @@ def scatter(me: int, x: Tensor | None, dim: int, root: int, team: Sequence[int],
     if me != root and (out is None or x is not None):
         raise ValueError(f"scatter from rank {root}: rank {me} must have an output, and no operand")
     if out is None and ranks == (me,):
-        raise ValueError(f"scatter from rank {me} of team {list(team)}, in which nobody gets a part")
+        raise ValueError(f"scatter from rank {me} of team {list(team)}, in which no rank gets a part")
     given, result = _scatter(x, dim, root, team, out=out)
     joined = out is None
     share = _scaled(given.shape, dim, 1, len(team) - joined, "scatter") if me == root else given.shape

@@ -345,8 +345,8 @@ _MEANT = (
 _SCALED = "it multiplies in fp8 with scales, which number domains do not carry"
 _HANDLE = "it works on a handle of symmetric memory, an object of the process that made it"
 _REMOTE = "it reads or writes the memory of other ranks at addresses that only a GPU has"
-_SIGNAL = "it counts on the order of signals between kernels, which only a GPU has"
-_COUNTED = "how many rows go where stands in tensors on the device: its shape depends on data"
+_SIGNAL = "it relies on the order of signals between kernels, which only a GPU has"
+_COUNTED = "the numbers of rows are in tensors on the device: its shape depends on data"
 _TILES = "it reduces tiles of tensors in symmetric memory in place; no compiler pass emits it"
 
 _DIVIDED = "it exchanges parts along two dims between tensors in symmetric memory; no compiler pass emits it"

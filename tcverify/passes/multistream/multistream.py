@@ -160,7 +160,7 @@ class Multistream(Pass):
         """Seconds that a work node takes. Raises `NotLowered` where nothing says it."""
         given = node.meta.get("cost_s")
         if given is not None and (type(given) not in (int, float) or not abs(given) <= sys.float_info.max):
-            raise NotLowered(f"the cost of '{node.name}' is {str(given)[:40]}, which is no time")
+            raise NotLowered(f"the cost of '{node.name}' is {str(given)[:40]}, which is not a time")
         cost = node_cost(node, self.profile)
         if cost is None:
             raise NotLowered(f"'{node.name}' has no cost, and no device is given to estimate it for")

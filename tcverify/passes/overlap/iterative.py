@@ -283,7 +283,7 @@ class IterativePass(OverlapPass):
         setting = self._setting(found)
         if setting.footprint.unknown:
             name = setting.footprint.unknown[0]
-            log.info("%s leaves a graph alone: nobody knows how much memory '%s' allocates", self.name, name)
+            log.info("%s does not change a graph: it is unknown how much memory '%s' allocates", self.name, name)
             return found.nodes
         start = sorted(range(len(found.nodes)), key=lambda number: found.nodes[number].op != "placeholder")
         before = replay_order(setting.work, start)

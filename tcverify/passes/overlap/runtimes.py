@@ -44,7 +44,7 @@ def runtimes(found: CommGraph, device: DeviceProfile | None = None) -> dict[fx.N
             continue
         given = node.meta.get("cost_s")
         if given is not None and not _is_time(given):
-            log.info("times are not known: the cost of '%s' is %s, which is no time", node.name, str(given)[:40])
+            log.info("times are not known: the cost of '%s' is %s, which is not a time", node.name, str(given)[:40])
             return None
         cost = node_cost(node, device, groups=groups) if given is None else float(given)
         if cost is None:

@@ -78,7 +78,7 @@ class VisualizeOverlap(Pass):
         except OSError as error:
             raise UsageError(
                 f"pass '{self.name}' cannot write to {self.output}: {error.strerror or error}",
-                "give option output a file that you may write",
+                "give option output a writable file",
             ) from error
         return []
 

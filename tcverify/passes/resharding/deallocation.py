@@ -103,7 +103,7 @@ def _last_touched(graph: fx.Graph, found: Analysis) -> dict[Storage, fx.Node]:
                 for storage in flying.pop(operand, ()):
                     last[storage] = node
     for node in flying:
-        raise Unsupported(f"nobody waits for '{node.name}'", "wait for every communication through what it returned")
+        raise Unsupported(f"no node waits for '{node.name}'", "wait for every communication through what it returned")
     dying = {storage: node for storage, node in last.items() if storage not in kept}
     for storage, node in dying.items():
         if storage.odd:

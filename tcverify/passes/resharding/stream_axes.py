@@ -91,9 +91,7 @@ def slice_op(node: fx.Node, axis: int) -> SlicedOp:
     schema = schema_of(node.target) if node.op == "call_function" else None
     spec = known_spec(node)
     if schema is None:
-        _refuse(
-            node, f"'{name or node.op}' is no op that can be cut", "mark results of local ops, of set and of reduce"
-        )
+        _refuse(node, f"'{name or node.op}' cannot be split", "mark results of local ops, of set and of reduce")
     if len(schema.returns) != 1 or isinstance(node.meta.get("val"), (tuple, list)):
         _refuse(node, f"{name} has several results", "mark results of ops that have one")
     if schema.is_mutable:
@@ -235,7 +233,7 @@ def _linear(node: fx.Node, axis: int, spec: TensorSpec) -> SlicedOp:
     if len(_shape(node, weight)) != 2 or (bias is not None and _shape(node, bias) != spec.shape[-1:]):
         _refuse(
             node,
-            "its weight is no matrix, or its bias no vector with one number for each column of the result",
+            "its weight is not a matrix, or its bias not a vector with one number for each column of the result",
             "multiply with matmul, and add the bias with add",
         )
     if axis < len(spec.shape) - 1:

@@ -144,7 +144,9 @@ def _stream_axis(node: fx.Node) -> int | None:
             f"the stream axis of '{node.name}' is {str(node.meta['stream_axis'])[:40]!r}", "give the number of a dim"
         )
     if node.op != "call_function":
-        raise Unsupported(f"'{node.name}' has a stream axis, and is no op but {node.op}", "mark results of ops alone")
+        raise Unsupported(
+            f"'{node.name}' has a stream axis, but is not an op: it is {node.op}", "mark results of ops alone"
+        )
     return axis
 
 

@@ -57,7 +57,7 @@ class _Call:
 class PlacedBuilder:
     """Builds a program of several ranks from ops on whole tensors.
 
-    Every rank's graph holds what the rank takes part in, and nothing else. Nodes that stand for parts of one tensor have the same
+    Each rank's graph contains only the ops in which the rank takes part. Nodes that stand for parts of one tensor have the same
     name on all ranks. `meta["layout"]` of inputs and local ops says how their values lie; `set` and `reduce` say it themselves.
 
     Example:

@@ -218,7 +218,7 @@ def _end(run: Run, rank: int, stuck: bool) -> Cell:
         at_fault = rank in run.mismatch[1]
         return Cell("mismatch" if at_fault else "ended", "disagrees" if at_fault else "stopped with the others")
     if stuck:
-        return Cell("waits", "waits for ever")
+        return Cell("waits", "waits forever")
     return Cell("ended", "finished")
 
 

@@ -59,7 +59,7 @@ class HtmlReport(FileReport):
     """Writes report.html beside every counterexample; see `FileReport`."""
 
     name = REPORT_NAME
-    announcement = "See it drawn:  {}"
+    announcement = "HTML report:  {}"
 
     def content(self, case: Counterexample) -> str:
         return to_html(case, self.report_dir / case.id / FILE_NAME)

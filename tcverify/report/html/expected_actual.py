@@ -59,7 +59,7 @@ def _rows(case: Counterexample, diagnosis: Diagnosis) -> Sequence[tuple[int, Con
         return [(r, Contrast("", "", sentence, sanitize(text))) for r, text in found]
     if after is not None and after.hang is not None:
         return [
-            (w.rank, Contrast("", "", "every rank finishes", sanitize(f"waits for ever in {w.call.node}")))
+            (w.rank, Contrast("", "", "every rank finishes", sanitize(f"waits forever in {w.call.node}")))
             for w in after.hang.waits
         ]
     if finding.kind == "rewritten-raises":

@@ -106,7 +106,9 @@ def make_gallery(paths: Sequence[Path], folder: Path) -> Gallery:
     known = [e.met for e in exhibits if e.met is not None]
     summary = f"{plural(len(exhibits), 'case')} in {len(groups)} class{'es' * (len(groups) != 1)}"
     if known:
-        summary += f"; the report names the planted node in {sum(known)} of the {len(known)} whose place is known"
+        summary += (
+            f"; the report names the planted node in {sum(known)} of the {len(known)} cases with a known location"
+        )
     ordered = tuple((group, tuple(sorted(groups[group], key=lambda e: e.about.title))) for group in sorted(groups))
     return Gallery(ordered, summary)
 
@@ -130,7 +132,7 @@ def read_about(folder: Path) -> About | None:
     data = load_json(text, str(path))
     keys = ", ".join(f'"{key}"' for key in _KEYS)
     if not isinstance(data, dict):
-        raise ProgramError(f"{path} holds no object", f"it has the keys {keys}")
+        raise ProgramError(f"{path} is not a JSON object", f"it has the keys {keys}")
     unknown = sorted(set(data) - set(_KEYS))
     if unknown:
         raise ProgramError(f"{path} has unknown keys: {', '.join(map(repr, unknown))[:200]}", f"it may have {keys}")
@@ -147,11 +149,13 @@ def read_about(folder: Path) -> About | None:
 
 def _require(path: Path, data: Mapping[str, Any], key: str, kind: type) -> None:
     if kind is str and not (isinstance(data.get(key), str) and data[key].strip()):
-        raise ProgramError(f'{path}: "{key}" is missing or no text', "title, class and what are texts and not empty")
+        raise ProgramError(
+            f'{path}: "{key}" is missing or not a string', "title, class and what must be non-empty strings"
+        )
     if kind is list:
         value = data.get(key, [])
         if not (isinstance(value, list) and all(isinstance(v, str) for v in value)):
-            raise ProgramError(f'{path}: "{key}" is no list of texts', "leave it out if there is nothing to list")
+            raise ProgramError(f'{path}: "{key}" is not a list of strings', "omit it if there is nothing to list")
 
 
 def _exhibit(number: int, path: Path, folder: Path) -> Exhibit:

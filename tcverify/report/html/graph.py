@@ -314,7 +314,7 @@ def _fold_marks(scene: _Scene, boxes: Sequence[Box], right: float) -> tuple[Fold
         wrong = sum(box.note_kind == "wrong" for box in inside)
         text = plural(len(inside), "node" if changed else "unchanged node")
         notes = [f"{changed} changed"] * (changed > 0)
-        notes += ["values differ" if wrong == len(inside) else f"{wrong} with other values"] * (wrong > 0)
+        notes += ["values differ" if wrong == len(inside) else f"{wrong} with different values"] * (wrong > 0)
         y = top(scene.slots[f.first])
         found.append(FoldMark(number, f.first, f.last, MARGIN, y, right - MARGIN, text, ", ".join(notes)))
     return tuple(found)

@@ -169,7 +169,7 @@ def _plate(anchor: str, kernel: KernelFound) -> Plate:
         drawing = draw(kernel.program, align(kernel.program, kernel.rewritten, rank), {}, labels)
         size = f"{size} ⇒ {kernel.rewritten.size}"
     elif kernel.changed:
-        size += "; what the pass makes of it cannot be shown"
+        size += "; the rewritten graph cannot be shown"
     where = first_to_reach(kernel)
     facts = [size, *([f"on rank {rank}"] if rank else []), *([where] if where else [])]
     return Plate(anchor, "; ".join(facts), tuple(lines[:MOST_LINES]), max(0, len(lines) - MOST_LINES), drawing)
@@ -193,14 +193,14 @@ class KernelReport:
             self._finished.append(event)
             self._write()
         elif isinstance(event, RunFinished) and self._written and not event.error:
-            self.tell(f"kernels drawn: {self.path}")
+            self.tell(f"kernels: {self.path}")
 
     def _write(self) -> None:
         try:
             write_atomically(self.path, to_kernel_page(self._finished))
         except Exception as error:  # noqa: BLE001 - a page that cannot be made must not end the run
             self._written = False
-            self.tell(f"{self.path} is not written: {one_line(error)}")
+            self.tell(f"{self.path} was not written: {one_line(error)}")
         else:
             self._written = True
 

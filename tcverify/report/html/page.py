@@ -163,7 +163,7 @@ def _facts(case: Counterexample) -> tuple[tuple[str, str], ...]:
     if case.size_drawn > program.size:
         size += f", shrunk from {case.size_drawn}"
     if case.shrink_cut:
-        size += " (until time ran out)"
+        size += " (until the time limit)"
     found = f"{case.finding.check} check"
     if case.executors:
         found += f", in {' and '.join(case.executors)}"

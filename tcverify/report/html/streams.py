@@ -237,12 +237,12 @@ def _note(after: Timetable, before: Timetable | None, left_out: int) -> str:
     sentences = []
     if not after.timed:
         sentences.append(
-            "Not every op has a cost: each is drawn as one step, in the order that its stream and tokens allow."
+            "Not every op has a cost: each op takes one step, in an order that its stream and tokens allow."
         )
     if before is None:
-        sentences.append("The ops of the original have no costs, so that its time is not drawn.")
+        sentences.append("The ops of the original have no costs, so its timeline is not drawn.")
     if left_out:
-        sentences.append(f"{plural(left_out, 'op')} away from the finding are not drawn.")
+        sentences.append(f"{plural(left_out, 'op')} unrelated to the finding are not drawn.")
     return " ".join(sentences)
 
 
@@ -383,7 +383,7 @@ def _missing(
         return None
     what = f"'{second}'" if target is not None else "the output"
     path = _curve(window.x(source.end) - 2, lanes[source.stream], x + 2, lanes[stream])
-    return Link("missing", path, sanitize(f"nothing makes {what} wait for '{first}'"))
+    return Link("missing", path, sanitize(f"missing order: {what} does not wait for '{first}'"))
 
 
 def _at_the_end(table: Timetable, finding: Finding | None) -> bool:

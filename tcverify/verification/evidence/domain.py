@@ -22,7 +22,7 @@ def run_in_domain(evidence: Evidence) -> DomainRuns:
     if request.domain == "float64" or not pair.changed:
         return DomainRuns()
     if "equivalence" not in request.checks:
-        return DomainRuns(aside="the check 'equivalence', which alone looks at values in it, was not chosen")
+        return DomainRuns(aside="the check 'equivalence', the only one that uses it, was not selected")
     if pair.foreign is not None:
         return DomainRuns(aside=_NOT_HERE)
     if evidence.rewritten is None:
@@ -51,6 +51,6 @@ def _exact(original: Program, rewritten: Program) -> DomainRuns:
         comparison = _LOCKSTEP.compare(original, rewritten, Exact(draw))
         if not (comparison.original.finished and comparison.rewritten.finished):
             why = comparison.rewritten.why if comparison.original.finished else comparison.original.why
-            return DomainRuns(aside=f"it does not end in the exact domain: {why}")
+            return DomainRuns(aside=f"it does not terminate in the exact domain: {why}")
         runs.append(comparison)
     return DomainRuns(runs)

@@ -53,7 +53,7 @@ def test_the_callers_stream_is_current_again() -> None:
     assert kinds(lambda b: workers(b, 0, 1), streams=2) == []
     finding = found(lambda b: workers(b, 0, 1, back=False), streams=2)
     assert (finding.kind, finding.node) == ("stream-not-restored", "set_current_stream_4")
-    assert finding.title == "worker stream 1 is current at the end, and not the caller's"
+    assert finding.title == "worker stream 1 is current at the end, not the caller's stream"
     assert kinds(lambda b: workers(b, 0, 1, back=False)) == []
 
 
@@ -132,7 +132,7 @@ def test_a_lowering_leaves_no_resharding(reduce: bool) -> None:
 def test_a_lowering_leaves_no_stream_axis() -> None:
     seen = judged(resharded(axis=1), lowered=True)
     assert [finding.kind for finding in seen] == ["resharding-left", "stream-axis-left"]
-    assert seen[1].title == "dim 1 of 'relu' is a stream axis, and no loop goes over it"
+    assert seen[1].title == "dim 1 of 'relu' is a stream axis, but no loop runs over it"
     assert judged(resharded(axis=1)) == []
 
 

@@ -145,8 +145,8 @@ def test_streams_go_on_where_a_host_that_blocks_would_not() -> None:
     assert verdict.findings == []
     (doubt,) = verdict.doubts
     assert doubt.detail == (
-        "hosts that block at waits wait for ever (rank 0 waits in send_recv #1 from rank 1 to rank 0); streams would go on, in "
-        "which it is not run"
+        "hosts that block at waits wait forever (rank 0 waits in send_recv #1 from rank 1 to rank 0); streams would "
+        "continue, but it was not run on streams"
     )
 
 

@@ -68,7 +68,7 @@ def test_what_nobody_reads_is_freed_too() -> None:
     assert kinds(lambda b: build(b, free=True), deallocation=True) == []
     finding = found(lambda b: build(b, free=False), deallocation=True)
     assert (finding.kind, finding.node) == ("leak", "mm")
-    assert "nobody uses it" in finding.detail
+    assert "it is never used" in finding.detail
 
 
 def test_views_inputs_outputs_and_empty_tensors_are_not_freed() -> None:

@@ -293,7 +293,7 @@ def under_way(b: Host, meddle: Callable[[Host, fx.Node, fx.Node, fx.Node], Any])
         (lambda b, given, out, posted: b.free(given), "'deallocate' frees 'relu' while 'all_gather' may still read it"),
         (lambda b, given, out, posted: b.free(out), "'deallocate' frees 'empty', which 'all_gather' writes, before"),
         (lambda b, given, out, posted: b.put(given, b.x), "'copy_' writes into 'relu' while 'all_gather' may still read it"),
-        (lambda b, given, out, posted: b.relu(out), "'relu_1' reads 'empty', which 'all_gather' writes, before it has arrived"),
+        (lambda b, given, out, posted: b.relu(out), "'relu_1' reads 'empty', which 'all_gather' writes, before the"),
         (lambda b, given, out, posted: b.relu(b.part(posted, 0)), "'relu_1' reads 'empty', which 'all_gather' writes, before"),
     ],
 )  # fmt: skip
@@ -335,7 +335,7 @@ def test_a_rank_that_gets_nothing_waits_all_the_same() -> None:
         return posted if out is not None else b.relu(b.x)
 
     seen = found(lost)
-    assert (seen.kind, seen.rank, seen.title) == ("missing-wait", 1, "nobody waits for 'gather'")
+    assert (seen.kind, seen.rank, seen.title) == ("missing-wait", 1, "no node waits for 'gather'")
 
 
 @pytest.mark.parametrize("through", ["out", "view", "posted"])
@@ -388,7 +388,7 @@ def test_anchors_and_host_ir_do_not_mix() -> None:
     (doubt,) = set(judge("happens-before", build))
     assert isinstance(doubt, Doubt)
     assert doubt.detail == (
-        "'_internal_wait_and_bind' is an anchor, and 'current_stream' is host IR: the graph is not looked at for races"
+        "'_internal_wait_and_bind' is an anchor, and 'current_stream' is host IR: the graph is not checked for races"
     )
 
 

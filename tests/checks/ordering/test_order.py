@@ -41,7 +41,7 @@ def test_reading_a_result_before_it_has_arrived() -> None:
     assert kinds("order", original, original) == []
     finding = found(original, moved(original, "wait_tensor", before="output"))
     assert (finding.kind, finding.node, finding.rank) == ("async-race", "relu", 0)
-    assert finding.title == "'relu' reads the result of 'all_reduce' before it has arrived"
+    assert finding.title == "'relu' reads the result of 'all_reduce' before the collective has finished"
     assert finding.data["racing"] == "completion"
     assert (finding.data["first"], finding.data["second"], finding.data["wait"]) == (
         "all_reduce",
@@ -87,7 +87,7 @@ def test_a_result_is_not_written_before_it_has_arrived() -> None:
 
     original = program(build)
     finding = found(original, moved(original, "wait_tensor", before="output"))
-    assert finding.title == "'add_' writes into the result of 'all_reduce' before it has arrived"
+    assert finding.title == "'add_' writes into the result of 'all_reduce' before the collective has finished"
 
 
 def test_an_operand_that_is_reduced_in_place_is_under_way_itself() -> None:
@@ -99,7 +99,7 @@ def test_an_operand_that_is_reduced_in_place_is_under_way_itself() -> None:
 
     original = program(build)
     finding = found(original, moved(original, "mm", before="wait_tensor"))
-    assert finding.title == "'mm' reads 'relu', which 'all_reduce_' writes, before it has arrived"
+    assert finding.title == "'mm' reads 'relu', which 'all_reduce_' writes, before the collective has finished"
     assert (finding.kind, finding.node, finding.data["value"]) == ("async-race", "mm", "relu")
 
 
@@ -185,9 +185,9 @@ def test_a_start_that_nobody_waits_for_any_more() -> None:
     original = program(overlapped)
     finding = found(original, edited(original, erase_wait))
     assert (finding.kind, finding.node) == ("missing-wait", "all_reduce")
-    assert finding.title == "nobody waits for 'all_reduce', whose result is used"
+    assert finding.title == "no node waits for 'all_reduce', whose result is used"
     assert "in the original, 'wait_tensor' waits for it" in finding.detail
-    assert "'add' reads it, whether it has arrived or not" in finding.detail
+    assert "'add' reads it, whether the collective has finished or not" in finding.detail
 
 
 def test_a_wait_for_what_nobody_reads_may_not_go_either() -> None:
@@ -197,7 +197,7 @@ def test_a_wait_for_what_nobody_reads_may_not_go_either() -> None:
 
     original = program(build)
     finding = found(original, edited(original, erase_wait))
-    assert finding.title == "nobody waits for 'all_reduce'"
+    assert finding.title == "no node waits for 'all_reduce'"
 
 
 def test_a_start_that_nobody_ever_waited_for_or_read() -> None:
@@ -220,7 +220,7 @@ def test_a_wait_that_stands_before_its_start() -> None:
     assert kinds("order", original, original) == []
     finding = found(original, moved(original, "wait_tensor", before="all_reduce_"))
     assert (finding.kind, finding.node) == ("wait-before-start", "wait_tensor")
-    assert finding.title == "'wait_tensor' stands before 'all_reduce_', for which it is to wait, and waits for nothing"
+    assert finding.title == "'wait_tensor' precedes 'all_reduce_', which it should wait for, and waits for nothing"
 
 
 def test_an_input_that_is_reduced_in_place_arrives_before_the_graph_ends() -> None:
@@ -236,7 +236,7 @@ def test_an_input_that_is_reduced_in_place_arrives_before_the_graph_ends() -> No
 
     finding = found(original, edited(original, erase))
     assert (finding.kind, finding.node) == ("missing-wait", "all_reduce_")
-    assert "the caller reads it, whether it has arrived or not" in finding.detail
+    assert "the caller reads it, whether the collective has finished or not" in finding.detail
 
 
 # ----------------------------------------------------------------------------------------------------- promises of order
@@ -254,7 +254,7 @@ def test_a_pass_that_promises_order_changes_no_node() -> None:
         nodes["add"].replace_all_uses_with(nodes["mm"]), graph.erase_node(nodes["add"]),
     ))  # fmt: skip
     finding = found(original, dropped, order=True)
-    assert (finding.kind, finding.title) == ("changed-nodes", "node 'add' of the original is gone")
+    assert (finding.kind, finding.title) == ("changed-nodes", "node 'add' of the original is missing")
     rewired = edited(original, lambda graph, nodes: nodes["mm"].update_arg(1, nodes["x"]))
     finding = found(original, rewired, order=True)
     assert (finding.kind, finding.node) == ("changed-nodes", "mm")
@@ -275,7 +275,7 @@ def edges(b: Functional) -> Any:
     ("name", "before", "edge", "title"),
     [
         ("add_", "mm", "write after read", "'add_' writes into 'relu' before 'mm' has read what was there"),
-        ("mm_1", "add_", "read after write", "'mm_1' reads 'relu' before 'add_' has written what it is to read"),
+        ("mm_1", "add_", "read after write", "'mm_1' reads 'relu' before 'add_' has written it"),
         ("mm", "mm_1", "write after read", "'add_' writes into 'relu' before 'mm' has read what was there"),
     ],
 )
@@ -349,7 +349,7 @@ def test_declared_edges_hold_whatever_is_promised() -> None:
         nodes["all_reduce"].meta["after"] = ["mm", "nowhere"]
 
     finding = found(original, edited(original, declare))
-    assert finding.title == "'all_reduce' stands before 'mm', although it declares to come after it"
+    assert finding.title == "'all_reduce' precedes 'mm', although its meta['after'] requires the opposite"
     assert finding.data["edge"] == "declared"
     kept = moved(edited(original, declare), "mm", before="all_reduce")
     assert kinds("order", original, kept, **PROMISED) == []
@@ -377,7 +377,7 @@ def test_collectives_of_a_communicator_keep_their_order_in_passes_that_change_no
     assert "collective of group 'dp' [0, 2] number 1" in finding.title
     assert kinds("order", original, swapped) == []
     gone = found(original, made("dp all_reduce", "tp all_reduce"), collective_order=True)
-    assert "number 2, 'all_gather_into_tensor' (all_gather), is gone" in gone.title
+    assert "number 2, 'all_gather_into_tensor' (all_gather), is missing" in gone.title
 
 
 def test_ops_with_an_effect_keep_their_order() -> None:

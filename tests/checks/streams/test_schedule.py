@@ -164,7 +164,7 @@ def test_a_lowering_that_promises_a_schedule_declares_it() -> None:
         ({**TIMES, "serial_s": 10**400}, "gives no time for 'serial_s'"),
         ({**TIMES, "sync_overhead_s": -1.0}, "gives no time for 'sync_overhead_s'"),
         ({**TIMES, "critical_path_s": True}, "gives no time for 'critical_path_s'"),
-        ([1.0], "is no dict but list"),
+        ([1.0], "is not a dict, but a list"),
     ],
 )
 def test_a_malformed_schedule_is_named(schedule: Any, words: str) -> None:
@@ -186,14 +186,14 @@ def test_every_op_has_a_cost() -> None:
     assert (found.title, found.node) == ("meta['cost_s'] of 'relu' is missing", "relu")
     made = lowered()
     node(made, "relu").meta["cost_s"] = math.inf
-    assert finding(made).title == "meta['cost_s'] of 'relu' is inf, which is no time"
+    assert finding(made).title == "meta['cost_s'] of 'relu' is inf, which is not a time"
 
 
 def test_costs_are_those_that_were_given() -> None:
     made = lowered()
     node(made, "mm").meta["cost_s"] = 7e-6
     found = finding(made)
-    assert found.title == "the schedule reckons with 7 µs for 'mm', but the op takes 8 µs"
+    assert found.title == "the schedule assumes 7 µs for 'mm', but the op takes 8 µs"
     assert found.node == "mm"
 
 
@@ -211,7 +211,7 @@ def test_an_op_takes_a_microsecond_at_least() -> None:
     raised = program(lambda b: overlap(b, (REDUCE, MM, RELU, 1e-6)), schedule=times, streams=STREAMS)
     assert silent(raised, original=original)
     kept = program(lambda b: overlap(b, (REDUCE, MM, RELU, 1e-9)), schedule=times, streams=STREAMS)
-    assert "reckons with 0.001 µs for 'add', but the op takes 1 µs" in finding(kept, original=original).title
+    assert "assumes 0.001 µs for 'add', but the op takes 1 µs" in finding(kept, original=original).title
 
 
 def test_an_op_that_an_earlier_stage_changed_has_a_cost_of_its_own() -> None:
@@ -224,7 +224,7 @@ def test_an_op_that_an_earlier_stage_changed_has_a_cost_of_its_own() -> None:
 
 def test_the_overhead_is_that_of_the_program() -> None:
     found = finding(lowered({**TIMES, "sync_overhead_s": 0.0}))
-    assert found.title == "the schedule reckons with a synchronisation overhead of 0 µs, but the program says 0.5 µs"
+    assert found.title == "the schedule assumes a synchronisation overhead of 0 µs, but the program has 0.5 µs"
     assert silent(lowered(), original=program(plain))  # a program that says nothing
 
 

@@ -277,7 +277,7 @@ def test_ranks_that_enter_collectives_in_different_orders_get_wrong_values_or_wa
 
 
 def test_who_waits_for_whom_is_said_in_words() -> None:
-    """What ends in issue order never waits for ever; so a rank is made to wait for an op that it issues later."""
+    """What ends in issue order never waits forever; so a rank is made to wait for an op that it issues later."""
     mesh = Mesh(2, (MeshDim("tp", ((0, 1),)), MeshDim("pt", ((1, 0),))))
     issued, run = issue(program(lambda b: two_reductions(b, waits=True, dims=("tp", "pt")), mesh=mesh))
     first, second, output = issued[1].ops

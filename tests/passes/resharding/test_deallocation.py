@@ -295,7 +295,7 @@ def test_a_communication_that_nobody_waits_for_is_refused() -> None:
         w.call("host_ir::all_reduce", x, "sum", [0, 1], out=w.allocate([4, 6], torch.float32))
         return w.call("aten::relu", y)
 
-    refused(write, "nobody waits for 'all_reduce'")
+    refused(write, "no node waits for 'all_reduce'")
 
 
 def test_a_worker_that_the_caller_does_not_wait_for_is_refused() -> None:

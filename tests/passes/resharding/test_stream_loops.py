@@ -309,17 +309,17 @@ def test_the_dtype_that_is_computed_in_stays(axis: int, shapes: tuple[tuple[int,
 REFUSED: dict[str, tuple[Body, str]] = {
     "linear with a vector": (
         on("aten::linear", "x", "v", axis=0),
-        r"its weight is no matrix, or its bias no vector",
+        r"its weight is not a matrix, or its bias not a vector",
     ),
     "linear with a bias for every element": (
         lambda b, i: (lambda m: b.call("aten::linear", m, m, b.call("aten::mm", m, b.call("aten::t", m)), stream_axis=1))(
             b.call("aten::relu", i["x"])
         ),
-        r"its weight is no matrix, or its bias no vector",
+        r"its weight is not a matrix, or its bias not a vector",
     ),
     "linear with one number as its bias": (
         lambda b, i: b.call("aten::linear", i["x"], b.call("aten::t", i["y"]), b.call("aten::sum", i["v"]), stream_axis=1),
-        r"its weight is no matrix, or its bias no vector",
+        r"its weight is not a matrix, or its bias not a vector",
     ),
     "sharded in the result": (
         lambda b, i: b.set(i["x"], f"{MESH} shard(1)", stream_axis=1),
@@ -411,7 +411,7 @@ def test_an_axis_that_the_result_does_not_have_is_refused(name: str, axis: int) 
 def test_an_input_has_no_stream_axis() -> None:
     gm = build(lambda b, i: b.call("aten::relu", i["x"])).graph_module(0)
     next(iter(gm.graph.nodes)).meta["stream_axis"] = 0
-    with pytest.raises(Unsupported, match="is no op but placeholder"):
+    with pytest.raises(Unsupported, match="is not an op: it is placeholder"):
         StreamParallelType()(gm)
 
 

@@ -208,7 +208,7 @@ def _require_operands(node: fx.Node, others: Iterable[tuple[str, Any]]) -> None:
         layout: Layout | None = layout_of(operand)
         if layout is None:
             raise Unsupported(
-                f"nothing says how '{operand.name}', the {name} of '{node.name}', lies on the ranks",
+                f"the layout of '{operand.name}', the {name} of '{node.name}', is unknown",
                 'write it into meta["layout"]',
             )
         if layout.is_sharded:
