@@ -63,7 +63,7 @@ class Campaign:
         self._interrupts = Interrupts()
         self._verifier = ProgramVerifier(subject, plan, confirm, self.record.contract, self._interrupts)
         self._findings = Findings(subject, plan, confirm, self.record, self._verifier, self._interrupts)
-        self._hygiene = HygieneFindings(subject, plan, self.record, self._verifier)
+        self._hygiene = HygieneFindings(subject, plan, self.record, self._verifier, self._interrupts)
         self._pipeline = Pipeline(self._verifier.advance, self._verifier.note)
         self._search = plan.search
         self._tried = 0  # of the plan's first cases

@@ -6,7 +6,9 @@ import time
 from dataclasses import replace
 
 from tcverify.application import Subject
+from tcverify.campaign.blamed_lines import find_editing_lines
 from tcverify.campaign.events import Progress
+from tcverify.campaign.interrupts import Interrupts
 from tcverify.campaign.plan import CampaignPlan
 from tcverify.campaign.program_verifier import ProgramVerifier
 from tcverify.campaign.record import CampaignRecord
@@ -23,11 +25,19 @@ SHRINK_TIME = 5.0
 class HygieneFindings:
     """Notes the smallest program of each kind of hygiene finding. Its case promises strictness, so that a replay refutes it."""
 
-    def __init__(self, subject: Subject, plan: CampaignPlan, record: CampaignRecord, verifier: ProgramVerifier) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        plan: CampaignPlan,
+        record: CampaignRecord,
+        verifier: ProgramVerifier,
+        interrupts: Interrupts,
+    ) -> None:
         self._subject = subject
         self._plan = plan
         self._record = record
         self._verifier = verifier
+        self._interrupts = interrupts
         self._strict = replace(record.contract, strict=True)
         self._smallest: dict[str, tuple[Program, bool]] = {}
 
@@ -54,7 +64,9 @@ class HygieneFindings:
                 target.best, kind, self._subject.facts, self._strict, size_drawn=target.size_drawn,
                 shrink_cut=target.cut, deep=deep, pass_timeout=self._subject.timeout, real_shapes=target.real_shapes,
             )  # fmt: skip
-            case = replace(case, finding=replace(case.finding, severity="hygiene"))
+            with self._interrupts.open():
+                lines = find_editing_lines(self._subject, case)
+            case = replace(case, finding=replace(case.finding, severity="hygiene"), made_by=lines)
             write_counterexample(case, self._plan.report_dir)
             self._record.find(case)
 

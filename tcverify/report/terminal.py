@@ -97,7 +97,7 @@ class TerminalReport:
             return
         block = make_block(case, None)
         size = plural(case.program.size, "node")
-        say(self.console, f"{block.name}  case {case.id}, made by the same lines as {before} ({size})", "bold red")
+        say(self.console, f"{block.name}  case {case.id}, rewritten at the same lines as {before} ({size})", "bold red")
         say(self.console, f"  {block.divergence or block.title}")
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class TerminalReport:
             if (case := cases.get(kind)) is not None:
                 say(self.console, f"    {sanitize(case.finding.title)}, case {case.id}", "yellow")
                 if made_by := make_block(case, None).made_by:
-                    say(self.console, f"    made by {made_by}", "yellow")
+                    say(self.console, f"    rewritten at {made_by}", "yellow")
 
     def summary(self) -> None:
         """Print the table of all campaigns, when there are several, and where their time went."""
