@@ -62,6 +62,9 @@ from tcverify.workers.driver import recover_cases as recover_workers
 
 STATE_DIR = Path(".tcverify")
 
+#: Strategies that a run names, of those that it draws from.
+NAMED = 5
+
 
 @dataclass(frozen=True)
 class MeshJob:
@@ -259,7 +262,9 @@ def _suited(
                 )  # fmt: skip
             drawings[number] = replace(drawing, strategy=found.strategy)
             if found.names != (DEFAULT_STRATEGY,):
-                tell(f"strategies: {', '.join(found.names)} (changed most by {subject.facts.name})")
+                shown, more = found.names[:NAMED], len(found.names) - NAMED
+                others = f" and {more} more" if more > 0 else ""
+                tell(f"strategies: {', '.join(shown)}{others} (changed most by {subject.facts.name})")
             first[number] = found.first
     made = []
     for job in jobs:

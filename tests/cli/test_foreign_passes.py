@@ -198,7 +198,7 @@ def test_a_pass_on_asynchronous_collectives_gets_programs_that_have_them(place: 
     assert outcome.code == 1
     out = " ".join(outcome.out.split())
     assert re.match(
-        r"strategies: mixed, functional, [a-z, -]* \(changed most by sink_waits\) sink_waits on 2 ranks", out
+        r"strategies: mixed, functional, [a-z0-9, -]* \(changed most by sink_waits\) sink_waits on 2 ranks", out
     )
     assert "may still read it" in out
     events = map(json.loads, (place / "sunk" / "events.ndjson").read_text().splitlines())
