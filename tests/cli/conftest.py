@@ -21,9 +21,6 @@ from tcverify.program import PARTIAL, GraphBuilder, InputSpec, Mesh, Program, Re
 from tcverify.registry.strategies import STRATEGIES
 from tests import warm
 
-#: Imported before a test registers a strategy, which its help would list.
-RUN = main.COMMANDS["run"]
-
 ROOT = Path(__file__).parents[2]
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 
