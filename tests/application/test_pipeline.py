@@ -91,7 +91,7 @@ def test_options_name_their_stage() -> None:
     assert stage_options(["x", "y"], {"x.a": 1, "2.b": 2}) == [{"a": 1}, {"b": 2}]
     assert stage_options(["x", "x"], {"1.a": 1}) == [{"a": 1}, {}]
     for key in ("a", "z.a", "3.a"):
-        with pytest.raises(PassLoadError, match="which stage"):
+        with pytest.raises(PassLoadError, match="names no stage"):
             stage_options(["x", "y"], {key: 1})
     with pytest.raises(PassLoadError, match="several stages") as caught:
         stage_options(["x", "x"], {"x.a": 1})
@@ -199,7 +199,7 @@ def test_options_reach_their_stage(tmp_path: Path) -> None:
     first, second = loaded.stages
     assert first.subject.patterns == frozenset({"P2"})
     assert second.subject.enabled is False
-    with pytest.raises(PassLoadError, match="which stage"):
+    with pytest.raises(PassLoadError, match="names no stage"):
         load_pass(target, {"patterns": "P2"})
     with pytest.raises((PassLoadError, UsageError), match="pattern"):
         load_pass(target, {"1.pattern": "P2"})

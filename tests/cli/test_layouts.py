@@ -44,7 +44,7 @@ def test_the_counterexample_is_sound(text: str) -> None:
         ("[1, 0] replicate", "is not a layout"),
         ("[1, 0] shard(7)", "shards dim 7 of a tensor of shape [4, 4]"),
         ("[1, 0, 2] replicated", "names rank 2, which the mesh does not have"),
-        ("[[1, 0], [1]] replicated", "is no mesh"),
+        ("[[1, 0], [1]] replicated", "is not a mesh"),
         ("[1, 1] replicated", "names a rank twice"),
         ("[0, 1, 3] shard(0)", "cannot divide size 4 of dim 0 evenly by 3 ranks"),
         ("", "is not a layout"),

@@ -42,7 +42,7 @@ def test_a_corpus_brings_findings_back_and_damage_in_it_is_named(place: Path, tm
     assert last.code == 1
     for name in (paths[0].name, "notes.txt"):
         assert f"{name} is " in last.out
-    assert "left out" in last.out
+    assert "skipped" in last.out
     assert "cases first" not in last.out
 
 

@@ -232,7 +232,7 @@ def test_a_pass_that_closes_the_process_group_is_refuted() -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
     (finding,) = verdict.findings
-    assert finding.detail == "it changed the process group; could not be put back: the process group"
+    assert finding.detail == "it changed the process group; could not be restored: the process group"
 
 
 def test_workers_end_at_a_signal_to_their_group(guarded: Callable[..., Guarded]) -> None:

@@ -151,7 +151,7 @@ def test_meshes_that_are_no_grid_are_declined(mesh: Mesh) -> None:
 def test_placements_are_read_and_others_declined() -> None:
     shard, replicated, partial = read_placements("S1,R,Pmax")
     assert (shard.is_shard(1), replicated.is_replicate(), partial.is_partial("max")) == (True, True, True)
-    with pytest.raises(Unsupported, match="no placements"):
+    with pytest.raises(Unsupported, match="are not placements"):
         read_placements("S0,Q")
 
 

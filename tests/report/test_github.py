@@ -95,7 +95,7 @@ def test_a_summary_that_cannot_be_written_is_told(summary: Path, capsys: pytest.
     for event in (STARTED, FindingFound(CASE), finished("refuted", CASE), RunFinished(1)):
         report(event)
     assert told == [
-        f"{summary} is not written: IsADirectoryError: [Errno 21] Is a directory: '{summary}'; the run goes on"
+        f"{summary} was not written: IsADirectoryError: [Errno 21] Is a directory: '{summary}'; the run continues"
     ]
 
 

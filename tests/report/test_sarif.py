@@ -157,7 +157,7 @@ def test_a_file_that_cannot_be_written_is_told_once(here: Path) -> None:
     for event in (STARTED, FindingFound(some_case()), finished()):
         report(event)
     (line,) = told
-    assert line.startswith(f"{here / SARIF_NAME} is not written: UsageError: ")
+    assert line.startswith(f"{here / SARIF_NAME} was not written: UsageError: ")
     (here / SARIF_NAME).rmdir()
     report(RunFinished(1))
     assert len(json.loads((here / SARIF_NAME).read_text())["runs"][0]["results"]) == 1

@@ -61,7 +61,7 @@ def _without_a_cost(gm: fx.GraphModule) -> None:
         (_with_stale_metadata, "'mm'"),
         (_with_a_method, "call_method"),
         (_with_an_unknown_op, "no meaning"),
-        (_with_an_odd_cost, "no time"),
+        (_with_an_odd_cost, "not a time"),
         (_without_a_cost, "no device"),
     ],
 )
