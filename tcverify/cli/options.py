@@ -148,12 +148,12 @@ strict = click.option(
 
 def fail_on(default: str | None) -> Callable[[F], F]:
     """What fails a run."""
-    said = ", ".join(f"{name} ({what})" for name, what in CONDITIONS.items())
     return click.option(
         "--fail-on", default=default,
         show_default=default or "any verdict but passed",
-        callback=read_by(lambda text: arguments.parse_names(text, tuple(CONDITIONS), "condition"), absent=()),
-        help=f"What fails the run, of {said}.",
+        callback=read_by(lambda text: arguments.parse_names(text, CONDITIONS, "condition"), absent=()),
+        help="inconclusive: a single inconclusive program fails the run, too. refuted: only findings fail it, and with "
+        "refuted,vacuity also a pass that nothing tested.",
     )  # fmt: skip
 
 

@@ -26,12 +26,8 @@ REPORTS = {
     "github": "annotations and a summary of the job, for GitHub Actions",
 }
 
-#: What fails a run, by the name that `--fail-on` takes.
-CONDITIONS = {
-    "refuted": "findings",
-    "vacuity": "a pass that nothing tested",
-    "inconclusive": "a single inconclusive program",
-}
+#: What fails a run, by the name that `--fail-on` takes: findings, a pass that nothing tested, a single inconclusive program.
+CONDITIONS = ("refuted", "vacuity", "inconclusive")
 
 Word = TypeVar("Word", bound=str)
 
