@@ -31,6 +31,7 @@ from tcverify.errors import InternalError, PassLoadError, ProgramError, Tcverify
 from tcverify.program import Allowed, Contract, Program, decode_rewrite_requests, dumps
 from tcverify.program.codec import decode
 from tcverify.registry.extensions import extensions_here, load_extensions_of
+from tcverify.registry.passes import BUILTIN
 from tcverify.registry.pipelines import SEPARATOR
 from tcverify.system import (
     LAZY_MODULES,
@@ -298,6 +299,7 @@ def subject_of(pass_: Any) -> Subject:
     if isinstance(pass_, (AppliedPass, Guarded, InProcess)):
         return pass_
     stages = list(pass_) if isinstance(pass_, (list, tuple)) else [pass_]
+    stages = [BUILTIN.references.get(stage, stage) if isinstance(stage, str) else stage for stage in stages]
     targets = [stage if isinstance(stage, str) else importable_target(stage) for stage in stages]
     if stages and all(target is not None for target in targets):
         return Guarded(SEPARATOR.join(str(target) for target in targets))

@@ -105,8 +105,8 @@ def verify(
     """Verify that a pass preserves the meaning of one program.
 
     Args:
-        pass_: a pass: "module:attribute", a class, a function, an instance, or a prepared `Subject`; or a pipeline:
-            "module:first+module:second", or a list of passes. Its findings name the faulty stage.
+        pass_: a pass: a built-in name, "module:attribute", a class, a function, an instance, or a prepared `Subject`; or a
+            pipeline: "module:first+module:second", or a list of passes. Its findings name the faulty stage.
         contract: what the pass promises; by default what it declares.
         confirm: an executor that runs programs which lockstep does not refute, e.g. a `ProcessGroupPool`.
         checks: names of the checks to apply; default all.

@@ -12,7 +12,6 @@ from torch import fx
 
 import tcverify
 from tcverify.errors import UsageError
-from tcverify.passes import Identity
 from tcverify.verification.verifier import Verdict
 from tests.support.programs import reduce_then_norm
 
@@ -79,7 +78,7 @@ def test_a_verdict_is_short_as_repr_and_long_as_str() -> None:
 
 
 def test_verdicts_without_findings() -> None:
-    verdict = tcverify.verify(Identity, reduce_then_norm())
+    verdict = tcverify.verify("identity", reduce_then_norm())
     assert (repr(verdict), str(verdict)) == (
         "<Verdict passed: the pass changed nothing>",
         "passed: the pass changed nothing",
