@@ -108,7 +108,10 @@ class Execution:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().flatten().view(torch.uint8) if tensor.dtype != torch.bool else tensor
+    if tensor.dtype == torch.bool:
+        return tensor
+    copy = tensor.flatten().clone(memory_format=torch.contiguous_format)  # of one element the stride may be any
+    return copy.view(torch.uint8)
 
 
 def executed(program: Program) -> Execution:
