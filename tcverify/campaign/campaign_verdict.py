@@ -16,7 +16,6 @@ REMEDIES = {
     "ill-conditioned": "judge values exactly: --domain exact",
     "overflow": "judge values exactly: --domain exact",
     "executor-failed": "see what this machine can run with `tcverify doctor`, or judge in lockstep alone: --confirm none",
-    "declined": "draw programs that the pass accepts: --strategy",
     "not-judged": "choose the check that is missing: --checks",
     "not-portable": "give the pass as a module and an attribute, and its ops as registered ops",
     "law-needed": "declare the law of the op: --op-law",
@@ -24,8 +23,9 @@ REMEDIES = {
     "pass-memory": "give the pass more memory, or look for what it keeps between programs",
 }
 
-#: Programs that do not run themselves; where the search made them, they say nothing about the pass.
-_NO_PROGRAM = "ill-typed-program"
+#: Reasons that leave a verdict as it is: programs that do not run themselves, which the search may make, and programs that the
+#: pass says are none of its business.
+_ASIDE = ("ill-typed-program", "declined")
 
 
 def judge_campaign(
@@ -46,9 +46,9 @@ def judge_campaign(
         return "nothing tested", f"no program passed ({reason})"
     if counts.changed == 0 and not contract.identity:
         return "nothing tested", f"the pass changed none of {counts.programs} programs{decided and f': {decided}'}"
-    unsure = counts.inconclusive - counts.doubts[_NO_PROGRAM]
+    unsure = counts.inconclusive - sum(counts.doubts[reason] for reason in _ASIDE)
     if unsure > MOST_INCONCLUSIVE * counts.programs:
-        reason, number = next(one for one in counts.doubts.most_common() if one[0] != _NO_PROGRAM)
+        reason, number = next(one for one in counts.doubts.most_common() if one[0] not in _ASIDE)
         share = f"{100 * unsure / counts.programs:.0f} % of the programs are inconclusive"
         remedy = REMEDIES.get(reason, "")
         return "inconclusive", f"{share}, {number} of them by {reason}{remedy and f'; {remedy}'}"

@@ -85,9 +85,10 @@ def test_many_inconclusive_programs_are_no_pass() -> None:
     assert judge_campaign(few, 0, Contract()) == ("passed", "")
 
 
-def test_programs_that_do_not_run_say_nothing_about_the_pass() -> None:
+@pytest.mark.parametrize("reason", ["ill-typed-program", "declined"])
+def test_programs_that_do_not_run_or_are_declined_say_nothing_about_the_pass(reason: str) -> None:
     counts = Statistics(programs=10, passed=6, changed=6, inconclusive=4)
-    counts.doubts.update({"ill-typed-program": 4})
+    counts.doubts.update({reason: 4})
     assert judge_campaign(counts, 0, Contract()) == ("passed", "")
 
 
