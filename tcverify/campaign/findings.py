@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tcverify.application import Subject
 from tcverify.campaign.blamed_lines import find_editing_lines
 from tcverify.campaign.corpus import reasons_of
-from tcverify.campaign.events import FindingFound, Progress
+from tcverify.campaign.events import FindingFound
 from tcverify.campaign.interrupts import Interrupts
 from tcverify.campaign.ledger import Ledger, goes_wrong
 from tcverify.campaign.pipeline import InFlightProgram
@@ -18,12 +17,11 @@ from tcverify.campaign.program_verifier import ProgramVerifier
 from tcverify.campaign.record import CampaignRecord
 from tcverify.campaign.shrinking import Target
 from tcverify.cases.baseline import KnownFinding, known_of
-from tcverify.cases.counterexample import Counterexample, make_counterexample, write_counterexample
+from tcverify.cases.counterexample import Counterexample, write_counterexample
 from tcverify.cases.fingerprint import fingerprint_of
 from tcverify.errors import UsageError
 from tcverify.execution import Executor
 from tcverify.program import Program
-from tcverify.shrink import reduce, suspects_of
 from tcverify.verification.verifier import Verdict
 
 #: Checks with findings that only a deep application may show.
@@ -177,23 +175,12 @@ class Findings:
         return self._target
 
     def _shrink(self, target: Target) -> None:
-        """Reduce the program of a finding to the smallest that shows this kind of finding."""
-        statistics = self._record.statistics
+        confirm = target.kind == "executor-divergence"
 
-        def shows(program: Program) -> bool:
-            confirm = target.kind == "executor-divergence"
-            verdict = self._verifier.verify(program, deep=target.deep, confirm=confirm, brief=True)
-            statistics.shrinking += 1
-            self._record.tell(Progress(statistics, f"shrinking {target.kind}"))
-            return target.record(verdict)
+        def verify(program: Program) -> Verdict:
+            return self._verifier.verify(program, deep=target.deep, confirm=confirm, brief=True)
 
-        start = time.monotonic()
-        target.cut = True  # until it has come to its end
-        suspects = suspects_of(target.best, target.kind)
-        try:
-            target.cut = reduce(target.best.pair.original, shows, start + self._plan.shrink_time, suspects).cut
-        finally:
-            statistics.seconds.update({"shrinking": time.monotonic() - start})
+        target.shrink(verify, self._record, self._plan.shrink_time)
 
     def _keep(self, target: Target, *, unfinished: bool = False) -> None:
         """Record the counterexample of a target, confirmed on the process group where that makes sense.
@@ -210,7 +197,7 @@ class Findings:
             again = self._verifier.confirm(verdict.pair.original, deep=target.deep)
             if any(f.kind == target.kind for f in again.findings):
                 verdict = again
-        case = self._case(target, verdict)
+        case = target.case(verdict, self._subject, self._record.contract)
         if not unfinished:
             with self._interrupts.open():
                 case = replace(case, made_by=find_editing_lines(self._subject, case))
@@ -234,16 +221,11 @@ class Findings:
         self._record.remember(case.program, [f"{target.kind}: {fingerprint_of(case)}"], target.kind, deep=case.deep)
         self._record.find(case)
 
-    def _case(self, target: Target, verdict: Verdict) -> Counterexample:
-        return make_counterexample(
-            verdict, target.kind, self._subject.facts, self._record.contract, size_drawn=target.size_drawn,
-            shrink_cut=target.cut, deep=target.deep, pass_timeout=self._subject.timeout, real_shapes=target.real_shapes,
-        )  # fmt: skip
-
     def _keep_draft(self, target: Target) -> None:
         """Note a finding before it is shrunk, which takes its time: if this process is killed, the next run begins with it."""
         if self._plan.earlier:
-            self._draft = replace(self._case(target, target.best), shrink_cut=True)
+            case = target.case(target.best, self._subject, self._record.contract)
+            self._draft = replace(case, shrink_cut=True)
             self._record.failures.add(self._draft)
 
     def _forget_draft(self, kept: Counterexample | None = None) -> None:

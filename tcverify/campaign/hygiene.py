@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
+from functools import partial
 
 from tcverify.application import Subject
 from tcverify.campaign.blamed_lines import find_editing_lines
-from tcverify.campaign.events import Progress
 from tcverify.campaign.interrupts import Interrupts
 from tcverify.campaign.plan import CampaignPlan
 from tcverify.campaign.program_verifier import ProgramVerifier
 from tcverify.campaign.record import CampaignRecord
 from tcverify.campaign.shrinking import Target
-from tcverify.cases.counterexample import make_counterexample, write_counterexample
+from tcverify.cases.counterexample import write_counterexample
 from tcverify.program import Program
-from tcverify.shrink import reduce, suspects_of
 from tcverify.verification.verifier import Verdict
 
 #: Seconds after which no new trial of shrinking a hygiene finding begins.
@@ -55,35 +53,21 @@ class HygieneFindings:
             UsageError: a case cannot be written.
         """
         for kind, (program, deep) in self._smallest.items():
-            verdict = self._verify(program, deep)
+            verify = partial(self._verify, deep=deep)
+            verdict = verify(program)
             if not any(finding.kind == kind for finding in verdict.findings):
                 continue  # the pass does not repeat it
             target = Target(kind, deep, program.size, verdict)
-            self._shrink(target)
-            case = make_counterexample(
-                target.best, kind, self._subject.facts, self._strict, size_drawn=target.size_drawn,
-                shrink_cut=target.cut, deep=deep, pass_timeout=self._subject.timeout, real_shapes=target.real_shapes,
-            )  # fmt: skip
+            target.shrink(verify, self._record, min(SHRINK_TIME, self._plan.shrink_time))
+            case = target.case(target.best, self._subject, self._strict)
             with self._interrupts.open():
                 lines = find_editing_lines(self._subject, case)
             case = replace(case, finding=replace(case.finding, severity="hygiene"), made_by=lines)
             write_counterexample(case, self._plan.report_dir)
             self._record.find(case)
 
-    def _verify(self, program: Program, deep: bool) -> Verdict:
+    def _verify(self, program: Program, *, deep: bool) -> Verdict:
         return self._verifier.verify(program, deep=deep, confirm=False, contract=self._strict, brief=True)
-
-    def _shrink(self, target: Target) -> None:
-        def shows(program: Program) -> bool:
-            statistics = self._record.statistics
-            statistics.shrinking += 1
-            self._record.tell(Progress(statistics, f"shrinking {target.kind}"))
-            return target.record(self._verify(program, target.deep))
-
-        start = time.monotonic()
-        end = start + min(SHRINK_TIME, self._plan.shrink_time)
-        target.cut = reduce(target.best.pair.original, shows, end, suspects_of(target.best, target.kind)).cut
-        self._record.statistics.seconds.update({"shrinking": time.monotonic() - start})
 
 
 __all__ = ["HygieneFindings"]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from tcverify.application import Subject
+from tcverify.campaign.events import Progress
+from tcverify.campaign.record import CampaignRecord
+from tcverify.cases.counterexample import Counterexample, make_counterexample
 from tcverify.ops import TensorSpec
-from tcverify.program import Program
+from tcverify.program import Contract, Program
+from tcverify.shrink import reduce, suspects_of
 from tcverify.verification.verifier import Verdict
 
 
@@ -33,6 +39,39 @@ class Target:
     def __post_init__(self) -> None:
         scaled = self.best.pair.scaled
         self.real_shapes = _shapes(scaled.real) if scaled is not None else {}
+
+    def case(self, verdict: Verdict, subject: Subject, contract: Contract) -> Counterexample:
+        """Return the counterexample of a verdict that shows the finding.
+
+        Args:
+            contract: what the pass promises where it shows it.
+        """
+        return make_counterexample(
+            verdict, self.kind, subject.facts, contract, size_drawn=self.size_drawn, shrink_cut=self.cut, deep=self.deep,
+            pass_timeout=subject.timeout, real_shapes=self.real_shapes,
+        )  # fmt: skip
+
+    def shrink(self, verify: Callable[[Program], Verdict], record: CampaignRecord, limit: float) -> None:
+        """Reduce the program to the smallest that shows this kind of finding.
+
+        Args:
+            verify: verifies a smaller program.
+            limit: seconds after which no new trial begins.
+        """
+
+        def shows(program: Program) -> bool:
+            verdict = verify(program)
+            record.statistics.shrinking += 1
+            record.tell(Progress(record.statistics, f"shrinking {self.kind}"))
+            return self.record(verdict)
+
+        start = time.monotonic()
+        self.cut = True  # until it has come to its end
+        suspects = suspects_of(self.best, self.kind)
+        try:
+            self.cut = reduce(self.best.pair.original, shows, start + limit, suspects).cut
+        finally:
+            record.statistics.seconds.update({"shrinking": time.monotonic() - start})
 
     def record(self, verdict: Verdict) -> bool:
         """Take note of a trial, of a smaller program each time; return whether it shows the finding."""

@@ -179,7 +179,7 @@ def run_campaigns(settings: Settings, jobs: Sequence[MeshJob], console: Console)
         promises = {**settings.contract, **({"strict": "true"} if settings.strict else {})}
         contracts = [subject.contract.with_options(promises) for subject in subjects]
         try:
-            jobs, tried = _suited(jobs, settings, tell)
+            jobs, tried = _with_strategies(jobs, settings, tell)
             searches = [_search(subject, settings, jobs[0], number) for number, subject in enumerate(subjects)]
             for job in jobs:
                 with executors(settings.confirm if crew is None else "none") as executor_of:
@@ -240,7 +240,7 @@ def _subject(target: Any, settings: Settings, covered: Sequence[str] | None = No
     return InProcess(prepare_pass(target, "", settings.pass_option))
 
 
-def _suited(
+def _with_strategies(
     jobs: Sequence[MeshJob], settings: Settings, tell: Callable[[str], None]
 ) -> tuple[list[MeshJob], list[tuple[CorpusCase, ...]]]:
     """Find strategies for the passes that have none yet, and make all strategies, so that what cannot be drawn is refused now.

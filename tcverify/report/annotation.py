@@ -27,7 +27,7 @@ class Annotation:
         title: kind and pass.
         message: lines: the cause, the first divergence, how to replay the case.
         fingerprint: what findings of the same cause have in common; "" where it cannot be told.
-        hygiene: whether the finding does not refute the pass.
+        error: whether the finding fails the run; hygiene does not, neither does what goes to a baseline.
     """
 
     file: str
@@ -35,14 +35,15 @@ class Annotation:
     title: str
     message: tuple[str, ...]
     fingerprint: str
-    hygiene: bool
+    error: bool
 
 
-def annotate(case: Counterexample, path: Path) -> Annotation:
+def annotate(case: Counterexample, path: Path, *, accepting: bool = False) -> Annotation:
     """Return the annotation of a counterexample; what cannot be explained of it is left out.
 
     Args:
         path: its file.
+        accepting: whether findings are being written to a baseline.
     """
     finding = case.finding
     file, line = str(path), 1
@@ -52,13 +53,14 @@ def annotate(case: Counterexample, path: Path) -> Annotation:
         file, line = _place(case) or (file, line)
         block = make_block(case, path)
         message += [f"First divergence: {block.divergence}"] if block.divergence else []
-        message += [f"Blame: {block.blame}"] if block.blame else []
+        message += [f"Root cause: {block.blame}"] if block.blame else []
         message += [f"Replay: {block.reproduce[0]}"] if block.reproduce else []
         fingerprint = sanitize(f"{pass_reference(case.facts)}: {fingerprint_of(case)}")
     except Exception:  # noqa: BLE001 - what explains a finding must not keep it from being told
         pass
     title = sanitize(f"{finding.kind} in {case.facts.name}")
-    return Annotation(sanitize(file), line, title, tuple(message), fingerprint, finding.severity == "hygiene")
+    error = finding.severity == "error" and not accepting
+    return Annotation(sanitize(file), line, title, tuple(message), fingerprint, error)
 
 
 def _place(case: Counterexample) -> tuple[str, int] | None:

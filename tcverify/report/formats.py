@@ -48,9 +48,9 @@ def reports(
     if "junit" in names:
         chosen.append(JunitReport(report_dir, told, failing, accepting=accepting))
     if "sarif" in names:
-        chosen.append(SarifReport(report_dir, told))
+        chosen.append(SarifReport(report_dir, told, accepting=accepting))
     if "github" in names:
-        chosen.append(GithubReport(report_dir, told))
+        chosen.append(GithubReport(report_dir, told, accepting=accepting))
     return chosen
 
 

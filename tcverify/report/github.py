@@ -46,9 +46,11 @@ class GithubReport:
     Args:
         report_dir: where counterexamples are kept.
         tell: is told in one line that the summary cannot be written.
+        accepting: whether findings do not fail the run, as they are being written to a baseline: they are warnings then.
     """
 
-    def __init__(self, report_dir: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, report_dir: Path, tell: Callable[[str], None], *, accepting: bool = False) -> None:
+        self.accepting = accepting
         self.report_dir = report_dir
         self.tell = tell
         self._console = make_console()
@@ -59,7 +61,7 @@ class GithubReport:
             self._campaigns.append(_Campaign(event))
         elif isinstance(event, FindingFound):
             case = event.counterexample
-            command = workflow_command(annotate(case, self._path(case)))
+            command = workflow_command(annotate(case, self._path(case), accepting=self.accepting))
             self._console.print(Text(command), soft_wrap=True)
             self._campaigns[-1].cases.append(case)
         elif isinstance(event, CampaignFinished):
@@ -106,7 +108,7 @@ class GithubReport:
 
 def workflow_command(shown: Annotation) -> str:
     """Return the command that makes GitHub show an annotation: one line for standard output."""
-    level = "warning" if shown.hygiene else "error"
+    level = "error" if shown.error else "warning"
     facts = {"file": _from_workspace(shown.file), "line": str(shown.line), "title": shown.title}
     said = ",".join(f"{name}={_property(value)}" for name, value in facts.items())
     return f"::{level} {said}::{_data(chr(10).join(shown.message))}"

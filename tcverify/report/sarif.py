@@ -40,9 +40,11 @@ class SarifReport:
 
     Args:
         tell: is told in one line, once, that the file cannot be written: the run goes on, and so do attempts to write.
+        accepting: whether findings do not fail the run, as they are being written to a baseline: they are notes then.
     """
 
-    def __init__(self, report_dir: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, report_dir: Path, tell: Callable[[str], None], *, accepting: bool = False) -> None:
+        self.accepting = accepting
         self.path = report_dir / SARIF_NAME
         self.report_dir = report_dir
         self.tell = tell
@@ -89,7 +91,7 @@ class SarifReport:
 
     def _result(self, case: Counterexample) -> dict[str, Any]:
         path = self.report_dir / case.id / FILE_NAME
-        shown = annotate(case, path)
+        shown = annotate(case, path, accepting=self.accepting)
         kind = sanitize(case.finding.kind)
         beside = {
             "id": 1,
@@ -101,7 +103,7 @@ class SarifReport:
         return {
             "ruleId": kind,
             "ruleIndex": list(self._rules).index(kind),
-            "level": "note" if shown.hygiene else "error",
+            "level": "error" if shown.error else "note",
             "message": {"text": _text("\n".join(shown.message))},
             "locations": [{"physicalLocation": {"artifactLocation": _artifact(shown.file), "region": region}}],
             "relatedLocations": [beside],

@@ -14,10 +14,10 @@ from tcverify.program import Program
 
 def with_hostile_metadata(programs: st.SearchStrategy[Program]) -> st.SearchStrategy[Program]:
     """Draw programs in most of which `meta["val"]` of some node, or of all nodes, is missing or wrong."""
-    return st.tuples(programs, st.integers(0, 5), st.integers(0, 255)).map(lambda drawn: _spoil(*drawn))
+    return st.tuples(programs, st.integers(0, 5), st.integers(0, 255)).map(lambda drawn: spoil(*drawn))
 
 
-def _spoil(program: Program, how: int, where: int) -> Program:
+def spoil(program: Program, how: int, where: int) -> Program:
     """Write into the metadata of a program that nobody else holds.
 
     Args:
@@ -51,4 +51,4 @@ def _wrong(spec: TensorSpec, how: int) -> TensorSpec:
     return replace(TensorSpec.contiguous((size, *spec.shape[1:]), spec.dtype), alias=spec.alias)
 
 
-__all__ = ["with_hostile_metadata"]
+__all__ = ["spoil", "with_hostile_metadata"]

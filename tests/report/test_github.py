@@ -124,6 +124,11 @@ def test_a_long_summary_keeps_what_there_is_room_for(summary: Path, monkeypatch:
     assert len(text) < 3200
 
 
+def test_what_goes_to_a_baseline_is_a_warning(tmp_path: Path) -> None:
+    shown = annotate(CASE, tmp_path / "case.json", accepting=True)
+    assert workflow_command(shown).startswith("::warning ")
+
+
 def test_files_are_named_from_the_root_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "mine.py").write_text("")

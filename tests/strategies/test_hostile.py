@@ -12,7 +12,7 @@ from tcverify.execution import Lockstep
 from tcverify.passes import Identity
 from tcverify.program import Program
 from tcverify.registry.choices import HostileName
-from tcverify.strategies.hostile import _spoil
+from tcverify.strategies.hostile import spoil
 from tcverify.workers import DrawPlan
 from tests.support.programs import reduce_then_norm
 
@@ -35,7 +35,7 @@ def differing(program: Program) -> list[str]:
     ],
 )
 def test_metadata_is_missing_or_wrong_and_all_else_is_as_it_was(how: int, names: list[str], label: str | None) -> None:
-    program = _spoil(reduce_then_norm(), how, 1)
+    program = spoil(reduce_then_norm(), how, 1)
     assert differing(program) == names
     assert set(program.labels) - set(reduce_then_norm().labels) == ({label} if label is not None else set())
     shapes = [
