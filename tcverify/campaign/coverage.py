@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tcverify.application import CodePoint, Function, source_of
 from tcverify.system.files import source_name
+
+#: How often a condition was seen: before Python 3.12 some programs are traced, from then on all are.
+EACH_TIME = "each time" if hasattr(sys, "monitoring") else "each time it was traced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ class Coverage:
                 outcomes = {outcome for outcome in (0, 1) if (file, line, outcome) in went}
                 if condition is None or condition.line != line or len(outcomes) != 1:
                     continue
-                said = f"`{condition.text}` was {'true' if 1 in outcomes else 'false'} each time"
+                said = f"`{condition.text}` was {'true' if 1 in outcomes else 'false'} {EACH_TIME}"
                 if 1 in outcomes and condition.returns:
                     return f"it returned at {source_name(file)}:{condition.body[1]}, because {said}"
                 if 0 in outcomes and not never:

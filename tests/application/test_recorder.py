@@ -14,6 +14,7 @@ from tcverify import Guarded
 from tcverify.application import CodePoint, Watch, source_of
 from tcverify.application.coverage.recorder import Recorder, Scope
 from tcverify.campaign import Coverage
+from tcverify.campaign.coverage import EACH_TIME
 from tcverify.report.coverage import reach_line, unreached_lines
 from tests.support import reached_code, rewriting_passes
 from tests.support.reached_code import line
@@ -232,14 +233,14 @@ def test_modules_can_be_named_in_place_of_those_that_define_the_pass() -> None:
     [
         (
             "    if not SWITCHED_ON:\n        return\n    change(gm)\n",
-            "it returned at {file}:6, because `not SWITCHED_ON` was true each time",
+            "it returned at {file}:6, because `not SWITCHED_ON` was true {each}",
         ),
         (
             "    for node in gm.graph.nodes:\n        if node.op == 'get_attr':\n            change(gm)\n",
-            "`node.op == 'get_attr'` was false each time at {file}:6",
+            "`node.op == 'get_attr'` was false {each} at {file}:6",
         ),
         ("    if SWITCHED_ON or gm:\n        gm.recompile()\n", ""),
-        ("    if len(gm.graph.nodes) > 3:\n        return\n    gm.recompile()\n", ""),
+        ("    if len(gm.graph.nodes) > 4:\n        return\n    gm.recompile()\n", ""),
     ],
 )
 def test_the_condition_that_kept_a_pass_from_going_on_is_named(tmp_path: Path, body: str, said: str) -> None:
@@ -249,4 +250,4 @@ def test_the_condition_that_kept_a_pass_from_going_on_is_named(tmp_path: Path, b
         coverage = Coverage(subject.files)
         for number in (1, 2, 3):
             coverage.add(subject.apply(negations(number)).trace.reached)
-    assert coverage.decided() == said.format(file="switched.py")
+    assert coverage.decided() == said.format(file="switched.py", each=EACH_TIME)
