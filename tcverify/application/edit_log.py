@@ -16,7 +16,7 @@ class EditPlace(NamedTuple):
     """A line of the pass that edited a node.
 
     Attributes:
-        what: "creates", "erases", "rewires" or "moves".
+        what: "creates", "erases", "rewires", "moves" or "retargets" (assigns `node.target`).
         function: that the line belongs to.
     """
 
@@ -61,7 +61,7 @@ class EditRecorder:
         before: list[tuple[type, str, Any]] = [
             (fx.Graph, name, fx.Graph.__dict__[name]) for name in ("create_node", "erase_node")
         ]
-        names = [*_OWN, "prepend", "append", "replace_all_uses_with", "args", "kwargs"]
+        names = [*_OWN, "prepend", "append", "replace_all_uses_with", "args", "kwargs", "__setattr__"]
         before += [(fx.Node, name, fx.Node.__dict__[name]) for name in names if name in fx.Node.__dict__]
         for owner, name, method in before:
             setattr(owner, name, self._property(method) if isinstance(method, property) else self._method(name, method))
@@ -87,6 +87,8 @@ class EditRecorder:
                 self._note("erases", [*args, *kwargs.values()][:1])
             elif name in ("prepend", "append"):
                 self._note("moves", [] if self._creating else [*args, *kwargs.values()])
+            elif name == "__setattr__":
+                self._note("retargets", [owner] if args[0] == "target" and not self._creating else [])
             elif name in _OWN:
                 self._note(_OWN[name], [owner])
             if name != "create_node":
@@ -102,6 +104,8 @@ class EditRecorder:
         return watched
 
     def _note(self, what: str, nodes: list[Any]) -> None:
+        if not nodes:
+            return
         frame = sys._getframe(2)
         while frame is not None and self._scope.of(frame.f_code.co_filename) is None:
             frame = frame.f_back  # type: ignore[assignment]

@@ -95,7 +95,7 @@ class Campaign:
         """Run the rounds, and keep what they have found however they end."""
         try:
             stop = self._rounds()
-            if stop != "first finding" and self.plan.hygiene:
+            if stop != "first finding":
                 self._hygiene.keep()
             return stop
         except KeyboardInterrupt:

@@ -162,10 +162,18 @@ class CampaignStarted:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Sent after every program."""
+    """Sent after every program.
+
+    Attributes:
+        phase: "verifying", or "shrinking" and a kind of finding.
+        causes: counterexamples so far.
+        behaviours: that the search has seen so far; 0 without a search.
+    """
 
     statistics: Statistics
     phase: str
+    causes: int = 0
+    behaviours: int = 0
 
 
 @dataclass(frozen=True, slots=True)

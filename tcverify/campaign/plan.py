@@ -41,7 +41,6 @@ class CampaignPlan(Options):
         first: cases that are tried before programs are drawn.
         corpus: where programs that show something new are kept.
         search: makes programs of what the pass did with earlier ones. None: all are drawn.
-        hygiene: make a case of each kind of hygiene finding at the end; else they are counted alone.
         strategy: what `programs` is called in records; None: programs that come from elsewhere.
     """
 
@@ -58,5 +57,4 @@ class CampaignPlan(Options):
     first: Sequence[CorpusCase] = ()
     corpus: Corpus | None = None
     search: ProgramSearch | None = None
-    hygiene: bool = False
     strategy: str | None = None

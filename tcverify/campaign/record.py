@@ -79,10 +79,11 @@ class CampaignRecord:
             )
         )  # fmt: skip
 
-    def progress(self) -> None:
-        """Tell that programs have been counted."""
+    def progress(self, phase: str = "verifying") -> None:
+        """Tell how far the campaign is."""
         self._take_time()
-        self.tell(Progress(self.statistics, "verifying"))
+        behaviours = self._plan.search.behaviours if self._plan.search is not None else 0
+        self.tell(Progress(self.statistics, phase, len(self.counterexamples), behaviours))
 
     def find(self, case: Counterexample) -> None:
         """Take in a counterexample, and tell it."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tcverify.application import Subject
-from tcverify.campaign.events import Progress
 from tcverify.campaign.record import CampaignRecord
 from tcverify.cases.counterexample import Counterexample, make_counterexample
 from tcverify.ops import TensorSpec
@@ -62,7 +61,7 @@ class Target:
         def shows(program: Program) -> bool:
             verdict = verify(program)
             record.statistics.shrinking += 1
-            record.tell(Progress(record.statistics, f"shrinking {self.kind}"))
+            record.progress(f"shrinking {self.kind}")
             return self.record(verdict)
 
         start = time.monotonic()

@@ -57,7 +57,7 @@ class EditingLine:
     """A line of the pass that edited a node that a finding is about.
 
     Attributes:
-        what: "creates", "erases", "rewires" or "moves".
+        what: "creates", "erases", "rewires", "moves" or "retargets".
         file: as seen from the current directory, or from its package on.
     """
 

@@ -134,8 +134,8 @@ def parse_target(name: str) -> str:
     )
 
 
-def parse_strategies(given: str | None, passes: Sequence[str]) -> list[str | None]:
-    """Return the strategy for each pass, named as on the command line: the given one, or several, else what suits the pass.
+def parse_strategies(given: str | None, passes: Sequence[str | None]) -> list[str | None]:
+    """Return the strategy for each pass, named as on the command line: the given one, or several, else what suits the pass (None: it has no name).
 
     A reference module:attribute is registered under the attribute's name. None: what suits the pass is to be found out.
 
@@ -152,7 +152,7 @@ def parse_strategies(given: str | None, passes: Sequence[str]) -> list[str | Non
     known = {**SUITED, **{PREFIX + one.name: one.strategy for one in SUBJECTS.values()}}
     suited: list[str | None] = []
     for name in passes:
-        stages = split_stages(name, lambda piece: piece in BUILTIN or ":" in piece)
+        stages = [] if name is None else split_stages(name, lambda piece: piece in BUILTIN or ":" in piece)
         ours = DEFAULT_STRATEGY if any(stage in BUILTIN for stage in stages) else None
         suited.append(next((known[stage] for stage in stages if stage in known), ours))
     return suited

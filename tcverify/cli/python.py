@@ -66,7 +66,7 @@ def run(
     sizes = [world_size] if isinstance(world_size, int) else list(world_size)
     text = ",".join(f"{dim}={size}" for dim, size in mesh.items()) if mesh is not None else None
     meshes = arguments.parse_meshes(None if mesh is not None else ",".join(map(str, sizes)), text)
-    (drawn_from,) = arguments.parse_strategies(strategy, [name or ""])
+    (drawn_from,) = arguments.parse_strategies(strategy, [name])
     settings = Settings(
         targets=[target or pass_],
         pass_option=dict(pass_option or {}),

@@ -200,7 +200,6 @@ def run_campaigns(settings: Settings, jobs: Sequence[MeshJob], console: Console)
                             collect=accepting or not settings.fail_fast,
                             blame=_blamer(settings, promised) if settings.bisect else None,
                             coverage=coverage,
-                            hygiene=crew is None,
                             first=first,
                             corpus=corpus,
                             strategy=job.drawings[number].strategy if job.drawings else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from tcverify.pytest_plugin.options import Options
 from tcverify.pytest_plugin.profiles import PROFILES
 from tcverify.pytest_plugin.references import Reference, reference_to
 from tcverify.pytest_plugin.worlds import World, known_value, make_worlds, require_list
-from tcverify.registry.choices import DOMAINS, DomainName
+from tcverify.registry.choices import DOMAINS, HOSTILE, DomainName, HostileName, Word
 
 #: Most items of one pass and world.
 MAX_SHARDS = 1000
@@ -37,6 +37,7 @@ class PytestCase:
     checks: tuple[str, ...] | None
     confirm: str
     domain: DomainName
+    hostile: tuple[HostileName, ...]
     pass_timeout: float
     shrink_time: float
 
@@ -76,9 +77,10 @@ def make_cases(asked: Verification, options: Options) -> list[PytestCase]:
             _whole(asked.max_examples, "max_examples", 10**9, profile.max_examples),
             _contract(asked.contract),
             pass_options,
-            _checks(asked.checks),
+            None if asked.checks is None else _names(asked.checks, tuple(CHECKS), "checks", '["equivalence"]'),
             confirm,
             options.domain if asked.domain is None else known_value(asked.domain, DOMAINS, "domain"),
+            () if asked.hostile == () else _names(asked.hostile, HOSTILE, "hostile", '("metadata",)'),
             _seconds(asked.pass_timeout, "pass_timeout", above=0.0),
             _seconds(asked.shrink_time, "shrink_time"),
         )
@@ -102,12 +104,8 @@ def _seconds(given: Any, name: str, above: float = -1.0) -> float:
     return float(given)
 
 
-def _checks(given: Any) -> tuple[str, ...] | None:
-    if given is None:
-        return None
-    return tuple(
-        known_value(name, tuple(CHECKS), "checks") for name in require_list(given, "checks", '["equivalence"]')
-    )
+def _names(given: Any, known: Sequence[Word], name: str, example: str) -> tuple[Word, ...]:
+    return tuple(known_value(one, known, name) for one in require_list(given, name, example))
 
 
 def _contract(given: Any) -> Contract | dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tcverify.registry.choices import DomainName
+from tcverify.registry.choices import DomainName, HostileName
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -34,6 +34,7 @@ class Verification:
     checks: Any
     confirm: Any
     domain: Any
+    hostile: Any
     pass_timeout: Any
     shrink_time: Any
 
@@ -50,6 +51,7 @@ def verifies(
     checks: Sequence[str] | None = None,
     confirm: str | None = None,
     domain: DomainName | None = None,
+    hostile: Sequence[HostileName] = (),
     pass_timeout: float = 20.0,
     shrink_time: float = 30.0,
 ) -> Callable[[F], F]:
@@ -89,6 +91,7 @@ def verifies(
             `--tcverify-confirm`.
         domain: "float64", "native" or "exact": the number domain that values are judged in (see `verify`); default from
             `--tcverify-domain`.
+        hostile: "metadata" draws programs whose metadata is missing or wrong, as `tcverify run --hostile metadata`.
         pass_timeout: time limit for one application of a pass, in seconds.
         shrink_time: time limit for shrinking one finding, in seconds.
 
@@ -96,7 +99,7 @@ def verifies(
     """
     asked = Verification(
         passes, programs, world_sizes, meshes, max_examples, shards, contract, pass_options, checks, confirm,
-        domain, pass_timeout, shrink_time,
+        domain, hostile, pass_timeout, shrink_time,
     )  # fmt: skip
 
     def decorate(function: F) -> F:

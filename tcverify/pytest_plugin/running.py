@@ -39,6 +39,7 @@ from tcverify.report.script import ScriptReport
 from tcverify.report.terminal import show
 from tcverify.report.trace import TraceReport
 from tcverify.strategies import programs_of
+from tcverify.strategies.hostile import with_hostile
 
 
 def run_case(case: PytestCase, nodeid: str, options: Options, session: Session) -> tuple[ItemOutcome, SummaryItem]:
@@ -64,8 +65,11 @@ def run_case(case: PytestCase, nodeid: str, options: Options, session: Session) 
             state_dir = options.state_dir / _directory_name(nodeid)
             suits = session.suited(case, state_dir)
             seed = item_seed(nodeid, options.seed)
+            programs = (
+                case.world.programs if suits is None else programs_of(suits.strategy, case.world.mesh, case.world.size)
+            )
             plan = CampaignPlan(
-                case.world.programs if suits is None else programs_of(suits.strategy, case.world.mesh, case.world.size),
+                with_hostile(programs, case.hostile),
                 case.world.name,
                 options.report_dir,
                 state_dir,
@@ -176,6 +180,7 @@ def _summary(outcome: ItemOutcome, nodeid: str, options: Options, notes: tuple[s
                 for why, n in counts.notes.items()
             ),
             *(f"hygiene, {kind}: {plural(n, 'program')}" for kind, n in counts.hygiene.most_common()),
+            *(f"  {known.finding.title}, case {known.id}" for known in outcome.finished.hygiene),
         ),
     )
 

@@ -121,7 +121,8 @@ class EventLog:
         now = self._clock()
         if now >= self._next_progress:
             self._next_progress = now + INTERVAL_S
-            self._write("progress", {**self._about, "phase": event.phase, "statistics": _brief(event.statistics)})
+            about = {**self._about, "phase": event.phase, "causes": event.causes, "behaviours": event.behaviours}
+            self._write("progress", {**about, "statistics": _brief(event.statistics)})
 
     def _tell_reasons(self, counts: Statistics) -> None:
         """One event per reason for which a program is inconclusive or a verdict has a note, when it first comes up."""

@@ -46,6 +46,9 @@ MAX_REACHED = 3
 #: Lines on what was never reached of one pass, and entries of each.
 MAX_UNREACHED = 5
 
+#: Seconds between two lines on how far a campaign is, where the output is no terminal.
+INTERVAL = 60.0
+
 #: Seconds from which on a run says where its time went.
 TIMED = 60.0
 
@@ -116,34 +119,35 @@ class TerminalReport:
         say(self.console, line, "bold")
         if not event.guarded:
             say(self.console, "  the pass runs in this process: if it hangs or crashes, so does the run", "yellow")
-        if self.console.is_terminal:
+        self._next_update = time.monotonic() + INTERVAL
+        if self.console.is_interactive:
             self._live = Live(console=self.console, refresh_per_second=4, transient=True)
             self._live.start()
 
     def _progress(self, event: Progress) -> None:
         now = time.monotonic()
-        if self._live is None or now < self._next_update:
-            return
-        self._next_update = now + 0.25
-        self._live.update(Text(f"  {self._progress_line(event)}", style="dim"))
+        if self._live is not None:
+            text = Text(f"  {self._progress_line(event)}", style="dim", no_wrap=True, overflow="ellipsis")
+            self._live.update(text)  # which draws it four times a second
+        elif now >= self._next_update:
+            self._next_update = now + INTERVAL
+            say(self.console, f"  {self._progress_line(event)}")
 
     def _progress_line(self, event: Progress) -> str:
+        """How far the campaign is, the most important first: a narrow terminal shows the beginning."""
         counts, started = event.statistics, self._started
         rate = counts.programs / counts.elapsed if counts.elapsed else 0.0
-        parts = [
-            plural(counts.programs, "program"),
-            f"{rate:.0f}/s",
-            f"changed {_share(counts.changed, counts.programs)}",
-        ]
-        parts += [f"{name} {_share(n, counts.programs)}" for name, n in sorted(counts.fired.items())]
-        parts.append(plural(sum(counts.findings.values()), "finding"))
-        parts.append(f"{counts.elapsed:.0f} s")
-        if started is not None and started.max_examples is not None and rate:
-            parts.append(f"{max(0.0, (started.max_examples - counts.programs) / rate):.0f} s to go")
-        elif started is not None and started.max_time is not None:
-            parts.append(f"{max(0.0, started.max_time - counts.elapsed):.0f} s to go")
-        if event.phase != "verifying":
-            parts.append(event.phase)
+        most = started.max_examples if started is not None else None
+        parts = [plural(counts.programs, "program") if most is None else f"{counts.programs} of {plural(most, 'program')}"]
+        parts.append(plural(event.causes, "cause"))
+        left = (most - counts.programs) / rate if most is not None and rate else None
+        if started is not None and started.max_time is not None:
+            over = started.max_time - counts.elapsed
+            left = over if left is None else min(left, over)
+        parts += [f"{max(0.0, left):.0f} s left"] if left is not None else []
+        parts += [event.phase] if event.phase != "verifying" else []
+        parts += [plural(event.behaviours, "behaviour")] if event.behaviours else []
+        parts += [f"changed {_share(counts.changed, counts.programs)}", f"{rate:.0f}/s"]
         return ", ".join(parts)
 
     def _end(self, event: CampaignFinished) -> None:
@@ -201,11 +205,10 @@ class TerminalReport:
                 say(self.console, f"  {shown.text}", _MARK_STYLES[shown.mark])
 
     def _hygiene(self, event: CampaignFinished) -> None:
-        """List the hygiene findings, of each kind the smallest program."""
-        cases = {case.finding.kind: case for case in event.hygiene}
+        """List the hygiene findings, of each cause the smallest program."""
         for kind, number in event.statistics.hygiene.most_common():
             say(self.console, f"  hygiene, {kind}: {plural(number, 'program')}; --strict makes it an error", "yellow")
-            if (case := cases.get(kind)) is not None:
+            for case in (case for case in event.hygiene if case.finding.kind == kind):
                 say(self.console, f"    {sanitize(case.finding.title)}, case {case.id}", "yellow")
                 if made_by := make_block(case, None).made_by:
                     say(self.console, f"    rewritten at {made_by}", "yellow")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
@@ -10,6 +11,12 @@ from torch import fx
 
 from tcverify.ops import TensorSpec
 from tcverify.program import Program
+from tcverify.registry.choices import HostileName
+
+
+def with_hostile(programs: st.SearchStrategy[Program], hostile: Collection[HostileName]) -> st.SearchStrategy[Program]:
+    """Draw programs that do what is in `hostile`, see `HOSTILE`."""
+    return with_hostile_metadata(programs) if "metadata" in hostile else programs
 
 
 def with_hostile_metadata(programs: st.SearchStrategy[Program]) -> st.SearchStrategy[Program]:
@@ -51,4 +58,4 @@ def _wrong(spec: TensorSpec, how: int) -> TensorSpec:
     return replace(TensorSpec.contiguous((size, *spec.shape[1:]), spec.dtype), alias=spec.alias)
 
 
-__all__ = ["spoil", "with_hostile_metadata"]
+__all__ = ["spoil", "with_hostile", "with_hostile_metadata"]

@@ -240,7 +240,7 @@ class DividedCampaign:
                 raise
             finally:  # shown it is, also where there is no place to keep it
                 self.record.find(case)
-            if self.plan.earlier:
+            if self.plan.earlier and case.finding.severity == "error":
                 self.record.failures.add(case)
 
     def _left_by(self, part: Slice) -> list[Counterexample]:

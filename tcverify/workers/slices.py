@@ -22,7 +22,7 @@ from tcverify.options import Options
 from tcverify.program import Contract, Mesh, Program
 from tcverify.registry.choices import HostileName
 from tcverify.strategies import programs_of
-from tcverify.strategies.hostile import with_hostile_metadata
+from tcverify.strategies.hostile import with_hostile
 from tcverify.strategies.options import with_options
 
 
@@ -49,9 +49,7 @@ class DrawPlan:
             raise InternalError("programs are drawn before it is known by which strategy")
         mesh = Mesh.grid(self.mesh) if self.mesh is not None else None
         programs = programs_of(self.strategy, mesh, self.world_size)
-        if "metadata" in self.hostile:
-            programs = with_hostile_metadata(programs)
-        return with_options(programs, self.options)
+        return with_options(with_hostile(programs, self.hostile), self.options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +126,7 @@ class SliceOutcome:
 
     Attributes:
         facts: of the pass, as the worker loaded it; None where it could not.
-        found: counterexamples; their files are those of the slice.
+        found: counterexamples and cases of hygiene findings; their files are those of the slice.
         known: findings of the baseline, and how many programs showed each.
         stop: why it ended, as of `CampaignFinished`; "failed" with an `error`.
         warnings: what the user is to be told, in lines.

@@ -80,7 +80,8 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - the driver tells it, as a run without workers does
             return self._failed(campaign, crashed, InternalError(f"{type(error).__name__}: {error}"))
         outcome = SliceOutcome(
-            finished.statistics, finished.facts, finished.counterexamples, finished.known, finished.stop, self._warnings,
+            finished.statistics, finished.facts, [*finished.counterexamples, *finished.hygiene], finished.known,
+            finished.stop, self._warnings,
             **_reached(campaign),
         )  # fmt: skip
         return outcome.dumps()

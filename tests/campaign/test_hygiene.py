@@ -41,7 +41,7 @@ def doubles_and_forgets(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def campaign(place: Path, pass_: Any, **plan: Any) -> CampaignFinished:
-    return go(place, pass_, hygiene=True, **plan)
+    return go(place, pass_, **plan)
 
 
 def test_a_pass_that_forgets_metadata_passes_and_one_small_case_is_kept(tmp_path: Path) -> None:
@@ -55,6 +55,27 @@ def test_a_pass_that_forgets_metadata_passes_and_one_small_case_is_kept(tmp_path
     assert (kept.finding, kept.contract.strict) == (case.finding, True)
     again = verify(InProcess(prepare_pass(forgets_metadata, "", {})), kept.program, contract=kept.contract)
     assert [finding.kind for finding in again.findings] == ["stale-metadata"]
+
+
+def forgets_two_ways(gm: fx.GraphModule) -> fx.GraphModule:
+    """Every all_reduce is multiplied by 1, and what follows a norm is, from another line."""
+    norms = [node for node in gm.graph.nodes if "rms_norm" in str(node.target) and isinstance(node.meta["val"], torch.Tensor)]
+    forgets_metadata(gm)
+    for norm in norms:
+        with gm.graph.inserting_after(norm):
+            once = gm.graph.call_function(torch.ops.aten.add.Tensor, (norm, 0.0))
+        norm.replace_all_uses_with(once, delete_user_cb=lambda user, new=once: user is not new)
+    gm.recompile()
+    return gm
+
+
+def test_each_cause_has_a_case_and_one_line_of_the_pass_is_one_cause(tmp_path: Path) -> None:
+    finished = campaign(tmp_path, forgets_two_ways, max_examples=40)
+    assert finished.verdict == "passed"
+    lines = [case.made_by[0].line for case in finished.hygiene]
+    assert len(lines) == len(set(lines)) == 2
+    assert {case.finding.kind for case in finished.hygiene} == {"stale-metadata"}
+    assert len(list((tmp_path / "reports").iterdir())) == 2
 
 
 def test_an_error_comes_first_and_hygiene_does_not_stop_a_run(tmp_path: Path) -> None:

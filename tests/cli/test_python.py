@@ -58,6 +58,19 @@ def test_a_wrong_pass_is_refuted_and_its_case_is_kept() -> None:
     assert f"case {case.id}" in out.getvalue()
 
 
+def test_strategies_are_tried_for_a_pass_without_a_name_as_in_a_notebook() -> None:
+    def local(gm: fx.GraphModule) -> None:
+        doubles(gm)
+
+    out = StringIO()
+    result = tcverify.run(
+        local, world_size=2, seed=1, max_examples=10, confirm="none", fail_fast=True, search=False, shrink_time=1.0,
+        console=Console(file=out, width=80),
+    )  # fmt: skip
+    assert result.status == "refuted"
+    assert "(changed most by local)" in out.getvalue().replace("\n    ", " ")
+
+
 def test_arguments_are_refused_as_on_the_command_line() -> None:
     with pytest.raises(UsageError, match="no built-in pass 'nonsense'"):
         tcverify.run("nonsense")

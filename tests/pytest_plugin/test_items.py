@@ -42,6 +42,12 @@ class Forgets:
             del node.meta["val"]
             node.args = node.args
         gm.recompile()
+
+class ReadsMetadata:
+    def __call__(self, gm):
+        for node in gm.graph.nodes:
+            if node.op == "call_function":
+                node.meta["val"]
 """
 
 TESTS = """
@@ -52,7 +58,7 @@ import pytest
 from hypothesis import strategies as st
 
 import tcverify
-from passes import DoesNothing, Drops, Forgets, Raises, drops
+from passes import DoesNothing, Drops, Forgets, Raises, ReadsMetadata, drops
 from tcverify.passes import Identity, SequenceParallel
 from tcverify.pytest_plugin.failures import WrongValue
 from tcverify.strategies import decode, transformer_programs
@@ -94,6 +100,11 @@ def test_promised_to_do_nothing(verdict):
 @tcverify.verifies(Forgets(), world_sizes=(2,), contract={"identity": True}, **few)
 def test_hygiene(verdict):
     assert verdict.statistics.hygiene["stale-metadata"] and not verdict.counterexamples
+
+
+@tcverify.verifies(ReadsMetadata(), world_sizes=(2,), hostile=("metadata",), contract={"identity": True}, **few)
+def test_hostile(verdict):
+    pass
 
 
 @tcverify.verifies(SequenceParallel(), world_sizes=(2,), **few)
@@ -296,7 +307,13 @@ def test_what_runs_in_the_process_of_the_test_is_said(twice: Twice) -> None:
 
 def test_hygiene_is_listed_and_fails_nothing(twice: Twice) -> None:
     assert "PASSED" in line_of(twice.first, "test_hygiene[Forgets-2ranks]")
-    assert re.search(r"hygiene, stale-metadata: \d+ programs?", twice.first.section("tcverify"))
+    section = twice.first.section("tcverify")
+    assert re.search(r"hygiene, stale-metadata: \d+ programs?\n    meta\['val'\] of '\w+' is missing, case \w{8}\n", section)
+
+
+def test_hostile_metadata_is_drawn_where_it_is_asked_for(twice: Twice) -> None:
+    assert "FAILED" in line_of(twice.first, "test_hostile[ReadsMetadata-2ranks]")
+    assert "KeyError: 'val'" in twice.first.section("tcverify") + twice.first.out
 
 
 def test_parameters_of_ones_own_come_on_top(twice: Twice) -> None:

@@ -38,6 +38,11 @@ from tcverify.workers.worker import longest_silence
 from tests.support.programs import reduce_then_norm
 
 PASSES = """\
+import torch
+
+MULTIPLY = torch.ops.aten.mul.Tensor
+
+
 def does_nothing(gm):
     pass
 
@@ -46,6 +51,13 @@ def drops_reductions(gm):
     for node in [n for n in gm.graph.nodes if n.op == "call_function" and "all_reduce" in str(n.target)]:
         node.replace_all_uses_with(node.args[0])
         gm.graph.erase_node(node)
+
+
+def forgets_metadata(gm):
+    for node in [n for n in gm.graph.nodes if n.op == "call_function" and "all_reduce" in str(n.target)]:
+        with gm.graph.inserting_after(node):
+            once = gm.graph.call_function(MULTIPLY, (node, 1.0))
+        node.replace_all_uses_with(once, delete_user_cb=lambda user, new=once: user is not new)
 """
 
 #: A pass of which one process reaches one part and all others another, and one that is reached as a whole.
@@ -260,6 +272,15 @@ def test_a_finding_of_several_slices_is_told_once(run: Run, tmp_path: Path) -> N
     for case in told:
         assert read_counterexample(tmp_path / "reports" / case.id / "counterexample.json").id == case.id
     assert not (tmp_path / "reports" / WORKERS_DIR).exists()
+
+
+def test_hygiene_has_one_case_of_all_slices(run: Run, tmp_path: Path) -> None:
+    crew = Here(size=1)
+    finished = run("forgets_metadata", crew, max_examples=RANGE + 10)
+    assert (finished.verdict, finished.counterexamples) == ("passed", ())
+    (case,) = finished.hygiene
+    assert read_counterexample(tmp_path / "reports" / case.id / "counterexample.json").finding.severity == "hygiene"
+    assert [entry.kind for entry in crew.given[1].told] == ["stale-metadata"]
 
 
 def test_what_is_told_is_not_looked_for_again(run: Run) -> None:

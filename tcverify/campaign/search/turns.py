@@ -72,6 +72,11 @@ class ProgramSearch:
         return [] if self._explorer is None else self._explorer.kernels
 
     @property
+    def behaviours(self) -> int:
+        """Behaviours that were seen so far."""
+        return 0 if self._explorer is None else self._explorer.behaviours
+
+    @property
     def watch(self) -> Watch:
         """What the next program is watched for: places that only programs have reached of which there is nothing to learn."""
         return Watch(frozenset(self._missed))
