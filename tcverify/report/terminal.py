@@ -138,7 +138,9 @@ class TerminalReport:
         counts, started = event.statistics, self._started
         rate = counts.programs / counts.elapsed if counts.elapsed else 0.0
         most = started.max_examples if started is not None else None
-        parts = [plural(counts.programs, "program") if most is None else f"{counts.programs} of {plural(most, 'program')}"]
+        parts = [
+            plural(counts.programs, "program") if most is None else f"{counts.programs} of {plural(most, 'program')}"
+        ]
         parts.append(plural(event.causes, "cause"))
         left = (most - counts.programs) / rate if most is not None and rate else None
         if started is not None and started.max_time is not None:

@@ -59,7 +59,9 @@ def test_a_pass_that_forgets_metadata_passes_and_one_small_case_is_kept(tmp_path
 
 def forgets_two_ways(gm: fx.GraphModule) -> fx.GraphModule:
     """Every all_reduce is multiplied by 1, and what follows a norm is, from another line."""
-    norms = [node for node in gm.graph.nodes if "rms_norm" in str(node.target) and isinstance(node.meta["val"], torch.Tensor)]
+    norms = [
+        node for node in gm.graph.nodes if "rms_norm" in str(node.target) and isinstance(node.meta["val"], torch.Tensor)
+    ]
     forgets_metadata(gm)
     for norm in norms:
         with gm.graph.inserting_after(norm):

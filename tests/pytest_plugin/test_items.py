@@ -308,7 +308,9 @@ def test_what_runs_in_the_process_of_the_test_is_said(twice: Twice) -> None:
 def test_hygiene_is_listed_and_fails_nothing(twice: Twice) -> None:
     assert "PASSED" in line_of(twice.first, "test_hygiene[Forgets-2ranks]")
     section = twice.first.section("tcverify")
-    assert re.search(r"hygiene, stale-metadata: \d+ programs?\n    meta\['val'\] of '\w+' is missing, case \w{8}\n", section)
+    assert re.search(
+        r"hygiene, stale-metadata: \d+ programs?\n    meta\['val'\] of '\w+' is missing, case \w{8}\n", section
+    )
 
 
 def test_hostile_metadata_is_drawn_where_it_is_asked_for(twice: Twice) -> None:

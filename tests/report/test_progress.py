@@ -50,7 +50,9 @@ def test_without_colour_it_is_the_same(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("interval", "lines"), [(60.0, 0), (0.0, 1)])
-def test_a_log_has_a_line_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: float, lines: int) -> None:
+def test_a_log_has_a_line_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: float, lines: int
+) -> None:
     monkeypatch.setattr(terminal, "INTERVAL", interval)
     text = shown(tmp_path, width=120, is_terminal=False, started=LONG)
     assert text.count(f"\n  {LINE}\n") == lines
