@@ -135,7 +135,7 @@ def parse_target(name: str) -> str:
 
 
 def parse_strategies(given: str | None, passes: Sequence[str | None]) -> list[str | None]:
-    """Return the strategy for each pass (None: it has no name), as the command line names it: the given one, or what suits the pass.
+    """Return the strategy for each pass (None: it has no name) as the command line names it: the given one, or what suits it.
 
     A reference module:attribute is registered under the attribute's name. None: what suits the pass is to be found out.
 
