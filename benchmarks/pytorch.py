@@ -5,11 +5,12 @@
     python benchmarks/pytorch.py table LOG...
 
 `run` gives every subject that this torch has (default: all) its turn: a campaign of --slice seconds on 2, 3 or 4 ranks, with
-another seed each time, until the minutes are over. Next is who has had the fewest campaigns in the log, so that a run which
-goes on with it reaches them all. Findings are kept once per fingerprint, and known from then on. After each
-campaign some of its programs go through the pass again, in this process, while coverage.py watches the file of torch that
-defines it. A line of JSON per campaign says what was drawn, changed, reached and found, and what CPU time it took. `summary`
-adds up such lines per version and subject (reports/pytorch/campaigns.ndjson is made so), `table` prints what they come to.
+another seed each time, until the minutes are over. Half of the campaigns search, the others only draw. The next subject is the
+one with the fewest campaigns in the log, so that runs with the same log reach all of them. Findings are kept once per
+fingerprint in --cases, and known from then on. A line of JSON per campaign says what was drawn, changed, reached and found,
+which defects in reports/pytorch it met (recognised as in benchmarks/recall.py), and what CPU time it took. The branches come
+from coverage.py: after a campaign, some of its programs go through the pass again, in this process. `summary` adds up such
+lines per version and subject (reports/pytorch/campaigns.ndjson is made so), `table` prints what they come to.
 """
 
 from __future__ import annotations
@@ -22,17 +23,21 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
+from recall import defects_of
 
 from tcverify.application import Guarded, load_pass
 from tcverify.application.apply import apply_pass
 from tcverify.campaign import Campaign, CampaignPlan
 from tcverify.campaign.events import CampaignFinished
+from tcverify.campaign.search import search_of
 from tcverify.cases.baseline import Baseline, read_baseline, write_baseline
+from tcverify.cases.counterexample import Counterexample
 from tcverify.errors import TcverifyError
 from tcverify.program import Program
 from tcverify.pytorch import PREFIX, SUBJECTS, TorchSubject, subject
@@ -103,8 +108,12 @@ def campaign(one: TorchSubject, seed: int, seconds: float, cases: Path) -> dict[
             watched.append(program)
         return program
 
+    side = ("draw", "search")[(seed + seed // 4) % 2]
     before = cpu_seconds()
-    finished, new, spent = verified(one, seed, seconds, strategy, size, cases, note)
+    finished, spent = verified(one, seed, seconds, strategy, size, cases, note, searched=side == "search")
+    new: dict[str, list[str]] = defaultdict(list)
+    for case in finished.counterexamples:
+        new[case.finding.kind].append(case.id)
     reached = branches(one, watched)
     counts = finished.statistics
     return {
@@ -112,6 +121,7 @@ def campaign(one: TorchSubject, seed: int, seconds: float, cases: Path) -> dict[
         "python": "{}.{}".format(*sys.version_info),
         "subject": one.name,
         "strategy": strategy,
+        "side": side,
         "ranks": size,
         "seed": seed,
         "programs": counts.programs,
@@ -121,7 +131,8 @@ def campaign(one: TorchSubject, seed: int, seconds: float, cases: Path) -> dict[
         "inconclusive": counts.inconclusive,
         "findings": dict(counts.findings),
         "doubts": dict(counts.doubts),
-        "new": new,
+        "new": dict(new),
+        "found": {side: defects_met(finished, one)},
         "options": dict(options),
         "features": dict(counts.labels),
         "branches": reached,
@@ -137,29 +148,44 @@ def verified(
     size: int,
     cases: Path,
     note: Callable[[Program], Program],
-) -> tuple[CampaignFinished, dict[str, list[str]], float]:
+    *,
+    searched: bool,
+) -> tuple[CampaignFinished, float]:
     """Run one campaign in lockstep.
 
     Returns:
-        What it came to, the counterexamples that were not known by kind, and the CPU seconds of the processes of the pass that
-        lived to the end: others have taken their count with them.
+        What it came to, and the CPU seconds of the processes of the pass that lived to the end: others have taken their count
+        with them.
     """
     cases.mkdir(parents=True, exist_ok=True)
     path = cases / f"{one.name}.json"
     known = read_baseline(path) if path.is_file() else Baseline()
     programs = with_options(programs_of(strategy, None, size), one.draws).map(note)
-    with Guarded(one.target, timeout=SECONDS) as guarded, tempfile.TemporaryDirectory() as state:
+    covered = [one.source.partition(":")[0]] if searched else None
+    with Guarded(one.target, timeout=SECONDS, covered=covered) as guarded, tempfile.TemporaryDirectory() as state:
         plan = CampaignPlan(
             programs, f"{size} ranks", cases, Path(state), max_examples=None, max_time=seconds, seed=seed,
             shrink_time=15.0, baseline=known, collect=True, earlier=False,
+            search=search_of(guarded, seed, None) if searched else None,
         )  # fmt: skip
         finished = Campaign(guarded, plan, None).run()
         spent = sum(map(cpu_seconds_of, guarded.pids))
-    write_baseline(known.with_cases(finished.counterexamples), path)
-    new: dict[str, list[str]] = defaultdict(list)
-    for case in finished.counterexamples:
-        new[case.finding.kind].append(case.id)
-    return finished, dict(new), spent
+    kept = known.with_cases(finished.counterexamples)
+    names = {case.id: ", ".join(names_of(case, one)) for case in finished.counterexamples}
+    write_baseline(Baseline(tuple(replace(e, reason=names.get(e.case, e.reason)) for e in kept.known)), path)
+    return finished, spent
+
+
+def names_of(case: Counterexample, one: TorchSubject) -> list[str]:
+    """The defects in reports/pytorch that a counterexample of a subject shows."""
+    subject = PREFIX + one.name
+    return [known.finding.folder.name for known in defects_of((subject,)).get(subject, []) if known.shown_by(case)]
+
+
+def defects_met(finished: CampaignFinished, one: TorchSubject) -> list[str]:
+    """The defects in reports/pytorch that a campaign met, for the first time or again: a baseline has their names as reasons."""
+    names = {name for case in finished.counterexamples for name in names_of(case, one)}
+    return sorted(names | {name for entry, _ in finished.known for name in entry.reason.split(", ") if name})
 
 
 def branches(one: TorchSubject, programs: list[Program]) -> dict[str, Any]:
@@ -233,7 +259,10 @@ def total(version: str, name: str, records: list[dict[str, Any]]) -> dict[str, A
     known = [one for one in reached if isinstance(one, int)]
     arcs = {tuple(arc) for one in reached if not isinstance(one, int) for arc in one}
     new: Counter[str] = Counter()
+    found: dict[str, set[str]] = {"draw": set(), "search": set()}
     for record in records:
+        for side, names in record.get("found", {}).items():
+            found[side].update(names)
         new.update({kind: found if isinstance(found, int) else len(found) for kind, found in record["new"].items()})
     return {
         "torch": version,
@@ -243,6 +272,7 @@ def total(version: str, name: str, records: list[dict[str, Any]]) -> dict[str, A
         **{key: sum(r[key] for r in records) for key in ("programs", "changed", "passed", "refuted", "inconclusive")},
         **{key: dict(sorted(counter.items())) for key, counter in counts.items()},
         "new": dict(sorted(new.items())),
+        "found": {side: sorted(names) for side, names in found.items()},
         "branches": {"reached": max([len(arcs), *known]), "all": max(record["branches"]["all"] for record in records)},
         "cpu_s": round(sum(record["cpu_s"] for record in records), 1),
     }

@@ -151,8 +151,8 @@ def parse_strategies(given: str | None, passes: Sequence[str | None]) -> list[st
         return [join_strategy_names(parse_names(name, list(STRATEGIES), "strategy"))] * len(passes)
     known = {**SUITED, **{PREFIX + one.name: one.strategy for one in SUBJECTS.values()}}
     suited: list[str | None] = []
-    for name in passes:
-        stages = [] if name is None else split_stages(name, lambda piece: piece in BUILTIN or ":" in piece)
+    for pass_ in passes:
+        stages = [] if pass_ is None else split_stages(pass_, lambda piece: piece in BUILTIN or ":" in piece)
         ours = DEFAULT_STRATEGY if any(stage in BUILTIN for stage in stages) else None
         suited.append(next((known[stage] for stage in stages if stage in known), ours))
     return suited
