@@ -31,6 +31,7 @@ from tcverify.program.contract import _WORDS
 from tcverify.pytest_plugin.profiles import PROFILES
 from tcverify.pytorch import PREFIX, SUBJECTS
 from tcverify.pytorch.findings import VERSIONS, TorchFinding, read_findings
+from tcverify.registry.glossary import GLOSSARY
 from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES
 
 #: What stands on top of every page.
@@ -476,7 +477,19 @@ def reliability(text: str) -> str:
     return _filled(text, {"faults": table(("fault", "what becomes of it", "shown by, in tests/faults/"), rows)})
 
 
+# ---------------------------------------------------------------------------------------------------------- glossary
+
+GLOSSARY_PAGE = ROOT / "docs" / "glossary.md"
+
+
+def glossary(text: str) -> str:
+    """The page of terms, with the table put in."""
+    rows = [(f"**{term}**", cell(meaning)) for term, meaning in GLOSSARY.items()]
+    return _filled(text, {"terms": table(("term", "meaning"), rows)})
+
+
 if __name__ == "__main__":
+    GLOSSARY_PAGE.write_text(glossary(GLOSSARY_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     RELIABILITY.write_text(reliability(RELIABILITY.read_text(encoding="utf-8")), encoding="utf-8")
     PYTORCH.write_text(pytorch(PYTORCH.read_text(encoding="utf-8")), encoding="utf-8")
     for one in read_findings(FOUND):

@@ -30,6 +30,7 @@ COMMANDS: Registry[click.Command] = Registry(
         "replay": "tcverify.cli.commands.replay:replay",
         "show": "tcverify.cli.commands.show:show",
         "init": "tcverify.cli.commands.init:init",
+        "explain": "tcverify.cli.commands.explain:explain",
         "passes": "tcverify.cli.commands.passes:passes",
         "doctor": "tcverify.cli.commands.doctor:doctor",
     }
@@ -89,6 +90,8 @@ def main(context: click.Context, debug: bool) -> None:
     """Verify compiler passes that rewrite graphs with collectives.
 
     Exit codes: 0 passed, 1 refuted, inconclusive or nothing tested, 2 unusable input, 3 internal error, 130 interrupted.
+
+    `tcverify explain TERM` explains the terms of the output.
     """
     if context.invoked_subcommand in _CONFIGURED:
         known = {name: _options(COMMANDS[name]) for name in _CONFIGURED}

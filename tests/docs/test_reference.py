@@ -21,6 +21,7 @@ from tcverify.ops.table import _DIALECTS, register_dialect
 from tcverify.passes import BUILTIN
 from tcverify.program import KINDS, Contract
 from tcverify.pytorch.findings import read_findings
+from tcverify.registry.glossary import GLOSSARY
 from tcverify.strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +48,12 @@ def test_every_public_name_is_there_once(pages: dict[str, str]) -> None:
     page = pages["reference/python.md"]
     for name in (*tcverify.__all__, "verifies"):
         assert len(re.findall(rf"(?m)^::: [\w.]+\.{name}$|^\| `{name}` \|", page)) == 1, name
+
+
+def test_the_table_of_terms_is_up_to_date(generate: ModuleType) -> None:
+    text = generate.GLOSSARY_PAGE.read_text(encoding="utf-8")
+    assert generate.glossary(text) == text, "python docs/generate.py writes it again"
+    assert all(f"| **{term}** |" in text for term in GLOSSARY)
 
 
 def test_every_promise_and_kind_is_there(pages: dict[str, str]) -> None:

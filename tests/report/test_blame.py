@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tcverify.application import InProcess, Subject
 from tcverify.application.loading import prepare_pass
 from tcverify.campaign import Campaign, CampaignPlan, FindingFound
-from tcverify.cases.counterexample import (
+from tcverify.cases.counterexample import FILE_NAME, (
     decode_counterexample,
     encode_counterexample,
     find_counterexamples,
@@ -80,8 +80,7 @@ def test_a_campaign_keeps_it(tmp_path: Path) -> None:
     finished = Campaign(InProcess(prepare_pass(third, "", {})), plan(tmp_path, blame=blame), None).run()
     (found,) = finished.counterexamples
     assert str(found.blame).startswith("rewrite 3 of 5, product")
-    (path,) = find_counterexamples(str(tmp_path / "reports"), tmp_path)
-    assert read_counterexample(path).blame == found.blame
+    assert read_counterexample(tmp_path / "reports" / found.id / FILE_NAME).blame == found.blame
 
 
 def test_an_interrupt_of_the_search_loses_no_finding(tmp_path: Path) -> None:

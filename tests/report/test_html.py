@@ -17,6 +17,7 @@ from tcverify.application import PassFacts
 from tcverify.campaign import FindingFound
 from tcverify.cases.counterexample import Counterexample, RankValue, read_counterexample, write_counterexample
 from tcverify.program import Finding, GraphBuilder, InputSpec, Mesh, spmd_program
+from tcverify.registry.glossary import GLOSSARY
 from tcverify.report.html import HtmlReport, to_html
 from tcverify.report.html.document import REPORT_NAME
 from tcverify.report.html.folding import BOX_HEIGHT
@@ -129,6 +130,16 @@ def test_the_domain_and_what_the_verdict_notes_are_told() -> None:
     assert "Number domain exact" in text
     assert "the exact domain steps aside for conv" in text
     assert "computed in float64: " in text
+
+
+def test_terms_that_the_page_uses_are_explained_on_it() -> None:
+    value = Reader(to_html(case("wrong-value"), None)).text.partition("Terms on this page")[2]
+    for term in ("divergence", "lockstep"):
+        assert f"{term} {GLOSSARY[term]}" in value
+    assert GLOSSARY["near miss"] not in value
+    assert GLOSSARY["program"] not in value
+    raised = Reader(to_html(case("pass-raised"), None)).text.partition("Terms on this page")[2]
+    assert GLOSSARY["divergence"] not in raised
 
 
 def test_between_residues_there_is_no_distance() -> None:

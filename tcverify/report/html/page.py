@@ -4,7 +4,7 @@ page that was written beside it."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from tcverify.explain.relations import Relation
 from tcverify.explain.relations.storages import is_buffer, written_operands
 from tcverify.program import KINDS
 from tcverify.program.graph import in_host_ir
+from tcverify.registry.glossary import terms_in
 from tcverify.report.block import ReportBlock, make_block
 from tcverify.report.html.collectives import MAX_RANKS, CollectiveTimeline, timelines
 from tcverify.report.html.drawings import DrawingSheet, make_sheets
@@ -28,6 +29,9 @@ from tcverify.report.sanitize import plural, sanitize, sanitize_lines
 #: Rows of the table of relations, and lines of a listing or detail, that a page holds.
 MAX_RELATIONS = 80
 MAX_LINES = 400
+
+#: Terms that need no explanation on a page.
+_EVIDENT = ("check", "original, rewritten", "pass", "program", "rank")
 
 #: Operands of the first bad node whose values are told beside it.
 MAX_OPERANDS = 4
@@ -88,6 +92,7 @@ class HtmlPage:
     target: str
     replayable: bool
     reproduce: tuple[str, ...]
+    terms: tuple[tuple[str, str], ...]
 
 
 def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
@@ -106,6 +111,7 @@ def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
     sheets = make_sheets(case, diagnosis, ranks)
     inputs, holders = make_inputs(program, sorted(ranks), case.real_shapes)
     relations = _relations(diagnosis)
+    facts = _facts(case)
     return HtmlPage(
         id=case.id,
         kind=sanitize(finding.kind),
@@ -113,7 +119,7 @@ def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
         kind_text=sanitize(KINDS.get(finding.kind, finding.check)),
         title=sanitize(finding.title),
         rank=diagnosis.rank,
-        facts=_facts(case),
+        facts=facts,
         notes=tuple(sanitize(sentence) for _, sentence in case.notes),
         divergence=block.divergence,
         contrasts=contrasts,
@@ -154,7 +160,15 @@ def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
         target=sanitize(case.facts.target or case.facts.name),
         replayable=case.replayable,
         reproduce=tuple(map(sanitize, block.reproduce)),
+        terms=_terms(case, block, facts),
     )
+
+
+def _terms(case: Counterexample, block: ReportBlock, facts: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """The terms of the page that a reader who knows PyTorch may not know."""
+    texts = [case.finding.title, block.divergence, *block.inputs, *(text for _, text in facts)]
+    texts += ["divergence"] if block.divergence else []
+    return tuple(one for one in terms_in(texts) if one[0] not in _EVIDENT)
 
 
 def _facts(case: Counterexample) -> tuple[tuple[str, str], ...]:
