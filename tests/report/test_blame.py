@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tcverify.application import InProcess, Subject
 from tcverify.application.loading import prepare_pass
 from tcverify.campaign import Campaign, CampaignPlan, FindingFound
-from tcverify.cases.counterexample import FILE_NAME, (
+from tcverify.cases.counterexample import (
+    FILE_NAME,
     decode_counterexample,
     encode_counterexample,
     find_counterexamples,
