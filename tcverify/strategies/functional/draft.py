@@ -34,14 +34,16 @@ class AsyncDraft(ProgramDraft):
     """Collects inputs and steps.
 
     Attributes:
-        pure: nothing may be written into, and nothing but the result of a call counts.
+        writes: whether calls may write into values.
+        effects: whether calls may have effects beside their results, as sends and barriers have.
         flying: the collectives that have been started and not been waited for, by number.
         swaps: pairs of steps that change places on some ranks.
         after: (number, number): the first step names the second in `meta["after"]`.
         dead: steps that stay although nobody reads them.
     """
 
-    pure: bool = False
+    writes: bool = True
+    effects: bool = True
     flying: dict[int, Flight] = field(default_factory=dict)
     swaps: list[tuple[int, int, frozenset[int]]] = field(default_factory=list)
     after: list[tuple[int, int]] = field(default_factory=list)
@@ -66,9 +68,20 @@ class AsyncDraft(ProgramDraft):
         Raises:
             NoSite: some rank cannot run it, the members of a group would not agree, or it meets what is under way.
         """
-        if self.pure and op != "getitem" and not _is_pure(resolve(op)):
+        if op != "getitem" and not self._allows(resolve(op)):
             raise NoSite
         return self.typed_call(op, *args, **kwargs)
+
+    def _allows(self, target: Any) -> bool:
+        """Whether calls of an op are among those that the program may have."""
+        meaning = lookup(target)
+        if meaning.phase == "wait" or (self.writes and self.effects):
+            return True
+        schema = schema_of(target)
+        if schema is None or (schema.is_mutable and not self.writes):
+            return False
+        blocks = meaning.collective and meaning.phase is None
+        return self.effects or not (meaning.effect or blocks)
 
     def _admit(self, number: int) -> None:
         step = self._step(number)
@@ -141,12 +154,12 @@ class AsyncDraft(ProgramDraft):
     def readable(self, value: DraftValue) -> bool:
         """Whether nothing under way writes into the value."""
         own = self._stored([value])
-        return not self.pure and not any(own & flight.writes for flight in self.flying.values())
+        return not any(own & flight.writes for flight in self.flying.values())
 
     def writable(self, value: DraftValue) -> bool:
         """Whether nothing under way reads the value or writes into it."""
         own = self._stored([value])
-        return not self.pure and not any(own & (flight.writes | flight.reads) for flight in self.flying.values())
+        return self.writes and not any(own & (flight.writes | flight.reads) for flight in self.flying.values())
 
     # ------------------------------------------------------------------------------------------------------ reading
 
@@ -238,16 +251,6 @@ class AsyncDraft(ProgramDraft):
             if later in nodes and earlier in nodes and {nodes[later].name, nodes[earlier].name} <= kept:
                 nodes[later].meta.setdefault("after", []).append(nodes[earlier].name)
         return graph
-
-
-def _is_pure(target: Any) -> bool:
-    """Whether a compiler has the op in graphs without writes."""
-    meaning = lookup(target)
-    if meaning.phase == "wait":
-        return True
-    schema = schema_of(target)
-    blocks = meaning.collective and meaning.phase is None
-    return not (meaning.effect or blocks or schema is None or schema.is_mutable)
 
 
 def _layouts_by_rank(specs: tuple[Any, ...]) -> list[Any]:

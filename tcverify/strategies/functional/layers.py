@@ -28,6 +28,11 @@ def forward(w: FunctionalWriter, r: FunctionalRecord) -> None:
     w.main = unary(w, made, r.how // 64)
 
 
+def result(w: FunctionalWriter, r: FunctionalRecord) -> None:
+    """The result of the forward, which is returned."""
+    w.outputs.append(w.main)
+
+
 def gradient(w: FunctionalWriter, r: FunctionalRecord) -> None:
     """The gradient of the latest layer that has none yet, reduced over the data-parallel dim; then that of its input."""
     call = w.draft.call
@@ -142,4 +147,4 @@ def chunked_product(w: FunctionalWriter, r: FunctionalRecord) -> None:
     schedule_wait(w, r, (scattered,), [whole])
 
 
-__all__ = ["LAST", "chunked_product", "column_row", "forward", "gradient"]
+__all__ = ["LAST", "chunked_product", "column_row", "forward", "gradient", "result"]

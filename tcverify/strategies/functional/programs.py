@@ -69,6 +69,7 @@ _LAYERS: dict[str, tuple[Motif, ...]] = {
     "tensor-parallel": (layers.column_row,),
     "async-tp": (layers.chunked_product,),
     "opaque": (opaque.exchange,),
+    "joint": (layers.forward, opaque.exchange, layers.result, layers.gradient, opaque.exchange),
 }
 
 #: Calls at which no further record is written.
@@ -91,8 +92,9 @@ def decode_async_tp(mesh: Mesh, choices: bytes) -> Program:
 
 
 def decode_effects(mesh: Mesh, choices: bytes) -> Program:
-    """Decode any bytes into a program of opaque communication, which some ranks do in another order, among collectives."""
-    return _decoded(mesh, choices, "opaque", effects=True)
+    """Decode any bytes into a forward and a backward with opaque communication, which some ranks do in another order, among
+    collectives; nothing is written into."""
+    return _decoded(mesh, choices, "joint")
 
 
 def decode_traced(mesh: Mesh, choices: bytes) -> Program:
@@ -114,18 +116,16 @@ def _unwritten(record: FunctionalRecord) -> FunctionalRecord:
 
 
 #: What has an effect, and writes into nothing.
-_OPAQUE = frozenset({"exchange", "barrier", "swapped"})
+_OPAQUE = frozenset({"exchange", "barrier", "swapped", "shares"})
 
 
 def _unwritten_but_opaque(record: FunctionalRecord) -> FunctionalRecord:
-    """A record as a compiler has it, of which effects are left; every other piece of plain compute becomes one."""
-    if record.kind in _OPAQUE:
-        return record
+    """A record as a compiler has it, of which effects are left."""
     made = _unwritten(record)
-    return replace(made, kind=("shares", "exchange", "barrier")[made.a % 3]) if made.kind == "compute" else made
+    return replace(made, kind=record.kind) if record.kind in _OPAQUE else made
 
 
-def _decoded(mesh: Mesh, choices: bytes, theme: str | None, traced: bool = False, effects: bool = False) -> Program:
+def _decoded(mesh: Mesh, choices: bytes, theme: str | None, traced: bool = False) -> Program:
     choices = choices.ljust(WIDTH, b"\0")
     setting = decode_setting(choices[:HEADER_WIDTH])
     if theme is not None:
@@ -136,9 +136,9 @@ def _decoded(mesh: Mesh, choices: bytes, theme: str | None, traced: bool = False
     records = [decode_record(setting.theme, row) for row in rows]
     if traced:
         records = list(map(_unwritten, records))
-    if effects:
+    if theme == "joint":
         records = list(map(_unwritten_but_opaque, records))
-    w = begin_program(mesh, setting, traced)
+    w = begin_program(mesh, setting, writes=not traced and theme != "joint", effects=not traced)
     forced = [motif for motif in _LAYERS[setting.theme] for _ in range(setting.depth)]
     for number, record in enumerate(records):
         if len(w.draft) >= MOST_CALLS:
@@ -151,11 +151,13 @@ def _decoded(mesh: Mesh, choices: bytes, theme: str | None, traced: bool = False
     return add_costs(finish_program(w), timing)
 
 
-def begin_program(mesh: Mesh, setting: FunctionalSetting, pure: bool = False) -> FunctionalWriter:
+def begin_program(
+    mesh: Mesh, setting: FunctionalSetting, *, writes: bool = True, effects: bool = True
+) -> FunctionalWriter:
     """A program with one input."""
     roles = roles_of(mesh)
     tokens = setting.tokens * math.lcm(*(size for dim in mesh.dims for size in roles.sizes(dim.name)))
-    w = FunctionalWriter(AsyncDraft(mesh, pure=pure), roles, setting, tokens)
+    w = FunctionalWriter(AsyncDraft(mesh, writes=writes, effects=effects), roles, setting, tokens)
     w.main = new_input(w, "x", (tokens, setting.hidden), setting.data)
     return w
 
