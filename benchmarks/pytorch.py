@@ -38,6 +38,7 @@ from tcverify.campaign.events import CampaignFinished
 from tcverify.campaign.search import search_of
 from tcverify.cases.baseline import Baseline, read_baseline, write_baseline
 from tcverify.cases.counterexample import Counterexample
+from tcverify.cases.fingerprint import fingerprint_of
 from tcverify.errors import TcverifyError
 from tcverify.program import Program
 from tcverify.pytorch import PREFIX, SUBJECTS, TorchSubject, subject
@@ -177,9 +178,16 @@ def verified(
 
 
 def names_of(case: Counterexample, one: TorchSubject) -> list[str]:
-    """The defects in reports/pytorch that a counterexample of a subject shows."""
-    subject = PREFIX + one.name
-    return [known.finding.folder.name for known in defects_of((subject,)).get(subject, []) if known.shown_by(case)]
+    """The defects in reports/pytorch that a counterexample of a subject shows: those of the subject, and equal ones of others."""
+    print_ = fingerprint_of(case)
+    return [
+        known.finding.folder.name
+        for subject, defects in defects_of(()).items()
+        for known in defects
+        if (subject == PREFIX + one.name and known.shown_by(case))
+        or (known.finding.kind, known.fingerprint) == (case.finding.kind, print_)
+        or f"{case.finding.kind}: {print_}" in known.finding.also
+    ]
 
 
 def defects_met(finished: CampaignFinished, one: TorchSubject) -> list[str]:

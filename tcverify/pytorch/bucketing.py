@@ -163,17 +163,19 @@ def separate_outputs(graph: fx.Graph, before: set[fx.Node]) -> None:
         before: the nodes that there were before the pass. What shares memory because of them goes on sharing it.
     """
     output = graph.output_node()
-    bases = {node: _base(node) for node in output.all_input_nodes}
-    bucketed = [node for node, base in bases.items() if base not in before and list(bases.values()).count(base) > 1]
-    with graph.inserting_before(output):
-        for node in bucketed:
-            own = graph.call_function(torch.ops.aten.clone.default, (node,))
-            output.replace_input_with(node, own)
+    parts = dict.fromkeys(_viewed(node, lambda one: one not in before) for node in output.all_input_nodes)
+    bases = {part: _viewed(part, lambda one: False) for part in parts}
+    for part, base in bases.items():
+        if part in before or base in before or list(bases.values()).count(base) == 1:
+            continue
+        with graph.inserting_after(part):
+            own = graph.call_function(torch.ops.aten.clone.default, (part,))
+        part.replace_all_uses_with(own, delete_user_cb=lambda user: user is output or user in before)
 
 
-def _base(node: fx.Node) -> fx.Node:
-    """What a view is of, in the end."""
-    while node.op == "call_function" and node.all_input_nodes:
+def _viewed(node: fx.Node, until: Callable[[fx.Node], bool]) -> fx.Node:
+    """What a view is of, in the end, or the first value on the way of which `until` is true."""
+    while not until(node) and node.op == "call_function" and node.all_input_nodes:
         schema = schema_of(node.target)
         aliases = schema is None or any(one.alias_info is not None for one in schema.returns)
         if not aliases:

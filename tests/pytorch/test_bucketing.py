@@ -186,6 +186,20 @@ def test_outputs_of_one_bucket_get_memory_of_their_own() -> None:
         assert len(clones) == (0 if known else 2)
 
 
+def test_outputs_that_shared_memory_before_the_pass_share_their_own() -> None:
+    def build(b: GraphBuilder) -> Any:
+        both = b.call("aten::split.Tensor", b.call("aten::neg", b.input("p0")), 2)
+        first, second = b.call("python::getitem", both, 0), b.call("python::getitem", both, 1)
+        return first, b.call("aten::slice.Tensor", first, 0, 0, 1), second
+
+    graph = spmd_program(TP2, inputs((4,)), build).graphs[0]
+    (view,) = graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor)
+    separate_outputs(graph, {view, *graph.find_nodes(op="placeholder")})
+    first, sliced, second = graph.output_node().args[0]
+    assert (first.target, second.target) == (torch.ops.aten.clone.default,) * 2
+    assert (sliced, sliced.args[0]) == (view, first)
+
+
 def test_views_of_another_dtype_stay() -> None:
     graph = torch.fx.Graph()
     x = graph.placeholder("x")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import fx
 
 from tcverify import Program, verify
-from tcverify.ops import qualified_name, resolve
+from tcverify.ops import lookup, qualified_name, resolve, schema_of
 from tcverify.program import GraphBuilder, InputSpec, Mesh, RankBinding, spmd_program
 from tcverify.pytorch.effects import define_shapes, effects_as
 from tcverify.pytorch.partitioning import DefaultPartition, MergeEqual, MinCutPartition
@@ -106,13 +107,24 @@ def test_effects_in_another_order_stand_still() -> None:
 
 def test_drawn_programs_pass_where_nothing_is_changed() -> None:
     decoder, drawn = DECODERS["effects"], []
-    for seed in range(by_night(12, 5)):
+    for seed in range(by_night(20, 8)):
         choices = bytes((seed * 37 + k * 11) % 256 for k in range(decoder.width))
         drawn.append(decoder.decode(Mesh.grid({"dp": 2, "tp": 2}), choices))
         assert verify(same, drawn[-1]).status == "passed"
     labels = {label for one in drawn for label in one.labels}
-    assert {"exchange", "barrier", "shares"} <= labels
-    assert not any("recv_" in str(node.target) for one in drawn for graph in one.graphs for node in graph.nodes)
+    assert {"exchange", "barrier", "shares", "gradient"} <= labels
+    calls = [node for one in drawn for graph in one.graphs for node in graph.nodes if node.op == "call_function"]
+    schemas = [schema_of(node.target) for node in calls if lookup(node.target).phase != "wait"]
+    assert not any(schema is not None and schema.is_mutable for schema in schemas)
+
+
+def test_most_drawn_programs_are_joint_graphs_that_a_partitioner_divides() -> None:
+    decoder, divided = DECODERS["effects"], 0
+    for seed in range(10):
+        choices = bytes((seed * 37 + k * 11) % 256 for k in range(decoder.width))
+        program = decoder.decode(MESH, choices)
+        divided += verify(DefaultPartition(), replace(program, options={"cut": 0.5})).pair.changed
+    assert divided >= 8
 
 
 # ------------------------------------------------------------------------------------------------ PyTorch's partitioners

@@ -99,7 +99,7 @@ KINDS: dict[str, tuple[str, ...]] = {
         ("swapped", 3), ("write", 2), ("pair", 2), ("view", 1), ("after", 1), ("blocking", 1),
     ),
     "joint": weighted_table(
-        ("none", 2), ("exchange", 4), ("barrier", 2), ("shares", 2), ("swapped", 2), ("gradient", 3), ("collective", 4),
+        ("none", 2), ("exchange", 4), ("barrier", 2), ("shares", 4), ("swapped", 2), ("gradient", 3), ("collective", 4),
         ("compute", 3), ("matmul", 2), ("pair", 2), ("view", 1), ("norm", 1),
     ),
 }  # fmt: skip
