@@ -1,4 +1,4 @@
-"""Scaled-down twins: programs of everyday size with small numbers in place of large ones, that mean the same up to sizes."""
+"""Scaled-down programs: large sizes of a program are replaced by small ones, with the same meaning up to sizes."""
 
 from tcverify.scaled_down.pairs import small_pair
 from tcverify.scaled_down.scaling import twins_of

@@ -1,4 +1,4 @@
-"""Programs of everyday size, and what passes make of them: the pass is given the real sizes, what it makes runs as twin."""
+"""Scaled-down pairs: the pass gets the program at its real sizes; the original and its result run scaled down."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tcverify.scaled_down.scaling import Twins, twins_of
 from tcverify.scaled_down.sizes import LEAST, SMALL
 from tcverify.system import machine_memory
 
-#: Elements that there may be at once on all ranks of a twin, if each had its own: 8 GiB in float64.
+#: Largest number of simultaneous elements on all ranks of a scaled-down program, if each had its own storage: 8 GiB in float64.
 MOST = 1 << 30
 
-#: Bytes of the machine's memory that each of them takes at worst: two versions of the program are there at once.
+#: Bytes of the machine's memory per element in the worst case: both versions of the program are in memory at once.
 _BYTES = 16
 
-#: Elements up to which small numbers, of heads, experts and ranks, stay what they are.
+#: Limits on elements up to which small numbers, of heads, experts and ranks, are kept.
 _EASY = 1 << 27
 
 
 def small_pair(pair: Pair) -> Pair:
-    """The twins of a program and of what a pass made of it.
+    """Scale down a program and the result of a pass on it.
 
     Raises:
         ProgramError: no choice of sizes fits.
@@ -51,7 +51,7 @@ def small_pair(pair: Pair) -> Pair:
 
 
 def _fitting(programs: Sequence[Program]) -> Twins:
-    """Twins that fit into memory. Raises `ProgramError`."""
+    """Scaled-down versions that fit into memory. Raises `ProgramError`."""
     twins = twins_of(programs)
     if _elements(twins) > _EASY:
         with suppress(ProgramError):  # nothing smaller fits
