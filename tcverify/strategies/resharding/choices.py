@@ -1,4 +1,4 @@
-"""What a program of resharding is drawn as: a header and records of fixed width, and the meshes that bytes stand for."""
+"""The choices of a resharding program: a header and records of fixed width, and the meshes that bytes encode."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _BYTE = tuple(range(256))
 
 @dataclass(frozen=True, slots=True)
 class ReshardingSetting:
-    """What holds for a whole program.
+    """Settings of a whole program.
 
     Attributes:
         theme: which kinds of records there are; see `KINDS`.
         shape: of the (whole) tensor that it begins with.
         dtype: of all values.
-        odd: whether it may ask for what no lowering carries out.
-        outputs: most values that are returned.
-        mesh, where, how: layout that it begins with; see `ReshardingRecord`.
+        odd: whether it may contain changes that lowerings reject.
+        outputs: largest number of returned
+        values. mesh, where, how: initial layout; see `ReshardingRecord`.
         seed: of the input values.
     """
 
@@ -52,7 +52,7 @@ class ReshardingRecord:
         a, b: which values it reads, counted from the newest.
         mesh: of which sort the mesh is; see `mesh_of`.
         where: which of them, two bytes.
-        how: what else is to be chosen.
+        how: further choices.
     """
 
     kind: str
@@ -91,7 +91,7 @@ HEADER: dict[str, tuple[Any, ...]] = {
 
 _COMMON = (("compute", 7), ("binary", 4), ("matmul", 3), ("sum", 2), ("view", 3), ("in-place", 1), ("output", 2))
 
-#: What a record's kind picks from, by theme. Entries after the first of a theme's own begin its program, whatever is drawn.
+#: The table of a record's kind, by theme. The first entries of a theme begin its program in any case.
 KINDS: dict[str, tuple[str, ...]] = {
     "any": weighted_table(
         ("none", 3), ("set", 14), ("reduce", 11), ("grid", 5), ("stages", 1), ("streams", 1), *_COMMON
@@ -103,7 +103,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "streams": weighted_table(("none", 6), ("streams", 6), ("set", 3), ("reduce", 1), *_COMMON),
 }
 
-#: Per field of `ReshardingRecord`, what its byte picks from; `kind` from `KINDS`.
+#: Per field of `ReshardingRecord`, the table of its byte; `kind` uses `KINDS`.
 RECORD: dict[str, tuple[Any, ...]] = {
     "kind": _BYTE,
     "row": weighted_table(
@@ -127,7 +127,7 @@ WIDTH = HEADER_WIDTH + RECORDS * RECORD_WIDTH
 
 
 def decode_resharding_choices(choices: bytes) -> tuple[ReshardingSetting, tuple[ReshardingRecord, ...]]:
-    """Decode `WIDTH` bytes, whatever they are. Bytes that are missing count as 0, further ones are not read."""
+    """Decode any `WIDTH` bytes. Missing bytes count as 0, additional ones are ignored."""
     choices = choices.ljust(WIDTH, b"\0")
     setting = ReshardingSetting(
         *(table[byte % len(table)] for table, byte in zip(HEADER.values(), choices, strict=False))

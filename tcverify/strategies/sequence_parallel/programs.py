@@ -1,6 +1,6 @@
 """Tensor-parallel layers on functional collectives, as compilers capture them: sums, residuals, norms of aten's ops, products.
 
-What differs from what captured models hold is drawn too: other reductions and groups, norms over other dims, residuals that
+Variations that captured models do not contain are drawn too: other reductions and groups, norms over other dims, residuals that
 vary, writes, and layers that are sequence parallel already.
 """
 
