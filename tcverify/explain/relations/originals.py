@@ -46,8 +46,7 @@ class Originals:
         apart: names of nodes that the rewritten graph no longer has, or has as another op: they may have been decomposed.
         steps: of an op, what it computes on its way.
         stands: by inserted node of the rewritten graph, its counterpart in the original; see `map_to_originals`.
-            fills: by
-        communication that writes all of an allocation, the counterpart of that.
+        fills: by communication that writes all of an allocation, the counterpart of that.
         peers: by node of the rewritten graph, the ranks on which that name means the same.
     """
 

@@ -74,7 +74,7 @@ def overlap_schedule(found: CommGraph, times: Runtimes | None) -> list[fx.Node]:
 
 
 class _Clock:
-    """Time as the nodes taken so far are run: compute one after the other, and communication beside it, one after the other."""
+    """Time when the nodes taken so far run: compute one after the other, and communication in parallel, one after the other."""
 
     def __init__(self, found: CommGraph, times: Runtimes | None) -> None:
         self._found = found
@@ -91,7 +91,7 @@ class _Clock:
         return self._free > self._now
 
     def outlasts(self, node: fx.Node) -> bool:
-        """Whether a node that is run now ends after all communication that is under way."""
+        """Whether a node that runs now ends after all communication in flight."""
         return self._now + self._times[node] > self._free
 
     def run(self, node: fx.Node) -> None:

@@ -33,7 +33,7 @@ def gather_then_multiply(
         gathering: writes the steps.
 
     Returns:
-        The gathered A and the product, complete for who reads them on the caller's stream behind this.
+        The gathered A and the product, complete for later readers on the caller's stream.
     """
     chunks, parts = found.made.shape[:2]
     loop = Loop(writer, streams, chunks if form == "collective" else chunks * parts)
