@@ -9,7 +9,7 @@ from dataclasses import replace
 from tcverify.application import Defect, Pair, ScaledDown
 from tcverify.errors import ProgramError
 from tcverify.program import Program
-from tcverify.scaled_down.scaling import Twins, twins_of
+from tcverify.scaled_down.scaling import ScaledPrograms, scale_down
 from tcverify.scaled_down.sizes import LEAST, SMALL
 from tcverify.system import machine_memory
 
@@ -31,43 +31,43 @@ def small_pair(pair: Pair) -> Pair:
     """
     programs = [p for p in (pair.original, pair.rewritten, pair.again) if p is not None]
     distinct = list({id(p): p for p in programs}.values())
-    twins = _fitting(distinct)
-    wrong = {id(program): node for program, node in zip(distinct, twins.wrong, strict=True) if node is not None}
+    scaled = _fitting(distinct)
+    wrong = {id(program): node for program, node in zip(distinct, scaled.wrong, strict=True) if node is not None}
     if id(pair.original) in wrong:
         raise ProgramError(f"the operands of node '{wrong[id(pair.original)]}' do not fit together")
     defects = list(pair.defects)
     if id(pair.rewritten) in wrong:
         node = wrong[id(pair.rewritten)]
         defects.append(Defect("shapes", 0, f"the operands of '{node}' do not fit together at the real sizes", node))
-    small = dict(zip(map(id, distinct), twins.programs, strict=True))
+    small = dict(zip(map(id, distinct), scaled.programs, strict=True))
 
     def of(program: Program | None) -> Program | None:
         return None if program is None else small[id(program)]
 
     return replace(
         pair, original=small[id(pair.original)], rewritten=of(pair.rewritten), again=of(pair.again),
-        scaled=ScaledDown(pair.original, dict(twins.sizes)), stages=[], defects=defects,
+        scaled=ScaledDown(pair.original, dict(scaled.sizes)), stages=[], defects=defects,
     )  # fmt: skip
 
 
-def _fitting(programs: Sequence[Program]) -> Twins:
+def _fitting(programs: Sequence[Program]) -> ScaledPrograms:
     """Scaled-down versions that fit into memory. Raises `ProgramError`."""
-    twins = twins_of(programs)
-    if _elements(twins) > _EASY:
+    scaled = scale_down(programs)
+    if _elements(scaled) > _EASY:
         with suppress(ProgramError):  # nothing smaller fits
-            twins = min(twins, twins_of(programs, LEAST), key=_elements)
-    elements, most = _elements(twins), min(MOST, machine_memory() // _BYTES)
+            scaled = min(scaled, scale_down(programs, LEAST), key=_elements)
+    elements, most = _elements(scaled), min(MOST, machine_memory() // _BYTES)
     if elements > most:
-        left = sorted({n for n, became in twins.sizes.items() if n in became and n > SMALL}, reverse=True)
+        left = sorted({n for n, became in scaled.sizes.items() if n in became and n > SMALL}, reverse=True)
         raise ProgramError(
             f"its ranks' values take {elements / 2**27:.1f} GiB, of {most / 2**27:.1f} that they may take; no smaller sizes were"
             f" found for {left[:8]}"
         )
-    return twins
+    return scaled
 
 
-def _elements(twins: Twins) -> int:
-    return max(program.elements for program in twins.programs)
+def _elements(scaled: ScaledPrograms) -> int:
+    return max(program.elements for program in scaled.programs)
 
 
 __all__ = ["MOST", "small_pair"]

@@ -40,7 +40,7 @@ class _Misfit(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Twins:
+class ScaledPrograms:
     """Programs with small sizes.
 
     Attributes:
@@ -54,7 +54,7 @@ class Twins:
     wrong: tuple[str | None, ...]
 
 
-def twins_of(programs: Sequence[Program], small: int = SMALL) -> Twins:
+def scale_down(programs: Sequence[Program], small: int = SMALL) -> ScaledPrograms:
     """Scale down programs that are to be compared with each other: they read the same inputs, and return the same shapes.
 
     Views and shards keep fitting, and no size except 1 becomes 1. If nothing can be made smaller, a program keeps its
@@ -93,7 +93,7 @@ def twins_of(programs: Sequence[Program], small: int = SMALL) -> Twins:
         for size in (size for dims in inputs.values() for size in dims):
             became.setdefault(sizes.number[size], set()).add(chosen[size])
         wrong = tuple(own.wrong for own in related)
-        return Twins(made, {n: tuple(sorted(small)) for n, small in sorted(became.items())}, wrong)
+        return ScaledPrograms(made, {n: tuple(sorted(small)) for n, small in sorted(became.items())}, wrong)
     raise ProgramError(f"no smaller sizes fit the program: nodes {', '.join(list(kept)[:5])} take others")
 
 
@@ -270,4 +270,4 @@ def _shapes(value: Any) -> list[tuple[int, ...]]:
     return [spec.shape for spec in specs_of(value)]
 
 
-__all__ = ["Twins", "twins_of"]
+__all__ = ["ScaledPrograms", "scale_down"]
