@@ -163,7 +163,7 @@ class _Trace:
         self.last: dict[str, float] = {}
         self.steps: list[str] = []
         self._nodes = nodes
-        self._made: dict[int, str] = {}  # storage -> the buffer that it stands for
+        self._made: dict[int, str] = {}  # storage -> the buffer that it represents
         self._kept: list[torch.Tensor] = []  # so that no address is used twice
         self._under_way: dict[
             int, list[str]

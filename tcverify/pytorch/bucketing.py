@@ -135,7 +135,7 @@ class BucketCollectives(Bucketing):
 def require_functional(graph: fx.Graph) -> None:
     """Raise `Unsupported` if a graph writes into its own values: PyTorch gives these passes functional graphs.
 
-    A write into an input is left to the end by functionalisation, and stands for nothing else there.
+    A write into an input is left to the end by functionalisation, and means nothing else there.
     """
     for node in graph.nodes:
         schema = schema_of(node.target)

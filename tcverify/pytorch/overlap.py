@@ -55,8 +55,8 @@ class ManualOverlapBucketing(TorchPass):
     """`manual_overlap_bucketing`.
 
     Options:
-        modules: the graph is as of so many modules, one after the other.
-        plan: how they are bucketed: "each" by itself, in "pairs", or all in "one".
+        modules: number of modules into which the graph is divided.
+        plan: how they are bucketed: "each" separately, in "pairs", or all in "one".
         insert_overlap_deps, bucket_mode: arguments of the pass.
     """
 

@@ -1,7 +1,7 @@
 """Records the execution of compiled code, op by op, as an FX graph that shows which values share memory.
 
-The code is called once, on real tensors, under a mode that sees every op. Tensors are told by their storages, which are all kept
-alive, so that two values in one storage are one buffer that was reused. Memory that code allocated unnoticed by the mode
+The code is called once, on real tensors, under a mode that sees every op. Tensors are identified by their storages, which are all
+kept alive, so that two values in one storage are one buffer that was reused. Memory that code allocated unnoticed by the mode
 becomes an `aten::empty_strided`; views become `aten::as_strided` of the first recorded value of the storage.
 """
 

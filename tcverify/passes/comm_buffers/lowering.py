@@ -178,7 +178,7 @@ class Lowering:
         return flight.awaited and (other >= len(talkers) or talkers[other][0] > flight.end)
 
     def _index_talkers(self) -> None:
-        """For everything that communicates, find the next thing behind it that does so on another group."""
+        """For every communicating node, find the next one after it that communicates on another group."""
         talkers = self.analysis.talkers
         self._next_other = [len(talkers)] * len(talkers)
         for number in range(len(talkers) - 2, -1, -1):
@@ -191,7 +191,7 @@ class Lowering:
     def fits(self, x: fx.Node, group: str) -> Storage | None:
         """The storage of a collective's operand, if that can live in a buffer of the group.
 
-        It was made by a call of this graph that can be told where to put its result, is no output, has not been promised to
+        It was created by a call of this graph whose output memory can be chosen, is not an output, has not been promised to
         another group, and the operand is all of it, row by row.
         """
         spec, storage = self.analysis.spec(x), self.analysis.storage(x)
@@ -301,7 +301,7 @@ def is_contiguous(spec: TensorSpec) -> bool:
 
 
 def _rename_after(graph: fx.Graph, renamed: dict[str, list[str]]) -> None:
-    """Let declared orders name what stands for the waits that are gone, and what these were to follow."""
+    """Let declared orders name the replacements of erased waits, and the nodes that these had to follow."""
     for node in graph.nodes:
         names = declared_after(node)
         if not any(name in renamed for name in names):

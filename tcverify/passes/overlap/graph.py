@@ -139,7 +139,7 @@ class GraphReading:
         self._under_way: dict[int, list[int]] = {}  # storage → starts that write it and are not waited for
         self._arrived: dict[int, list[int]] = {}  # storage → starts that the last wait for it completed
         self._completes: dict[fx.Node, tuple[int, ...]] = {}
-        self._bundles: set[int] = set()  # storages that stand for several results, of which nothing tells them apart
+        self._bundles: set[int] = set()  # storages shared by several results that cannot be distinguished
 
     def add(self, node: fx.Node) -> None:
         self._before[node] = {}

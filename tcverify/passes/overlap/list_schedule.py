@@ -43,7 +43,7 @@ def list_schedule(found: CommGraph, key: Callable[[fx.Node], Key]) -> list[fx.No
 def overlap_schedule(found: CommGraph, times: Runtimes | None) -> list[fx.Node]:
     """Return an order in which compute follows every start that is enough to cover its communication, where there is so much.
 
-    Once a collective is under way, compute comes next that is ready: first what the next collectives need, then what is needed
+    Once a collective is in flight, compute comes next that is ready: first what the next collectives need, then what is needed
     for none, until the time of the communication has passed. Then comes what the next collective needs, waits as late as
     possible, and it itself. A start that is ready does not wait for compute that outlasts what is under way.
 

@@ -50,7 +50,7 @@ class CollectiveFacts:
         rank: this rank.
         groups: by name, the ranks in order, this one among them. Empty: nothing may be rewritten.
         same_numbers: names of the calls whose numbers are the same on all ranks.
-        same_dims: names of those in which dims are, whatever the dialect; None: nobody says.
+        same_dims: names of those in which dims are, whatever the dialect; None: unknown.
     """
 
     rank: int = -1
@@ -233,7 +233,7 @@ class RowRewriting(ABC):
         """Insert the gather of blocks of rows, its wait, and the view that gives it the shape that it had.
 
         Args:
-            whole: the metadata of the value on all tokens. What is inserted stands for it, and shares its storage.
+            whole: the metadata of the value on all tokens. The inserted nodes replace it, and share its storage.
         """
         shard, node = move.shard, move.node
         assert isinstance(shard, Rows)

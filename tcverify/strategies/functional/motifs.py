@@ -204,7 +204,7 @@ def blocking(w: FunctionalWriter, r: FunctionalRecord) -> None:
     made = w.draft.call("tensor_cast::all_reduce", value, RANK, group_of(w, dim), rms=value.rms * size)
     w.labels.append("blocking")
     made = bound_value(w, made)
-    # What blocks stands on all ranks, whoever reads it.
+    # Blocking collectives are on all ranks, whether or not they are used there.
     w.outputs.append(made)
     w.pool.append(made)
 

@@ -141,7 +141,7 @@ def decode_resharding_choices(choices: bytes) -> tuple[ReshardingSetting, tuple[
 
 
 def mesh_of(world_size: int, sort: str, number: int) -> DeviceMesh:
-    """The 1-D mesh of a sort that a number stands for.
+    """The 1-D mesh of a sort, selected by a number.
 
     Args:
         sort: "full" are all ranks in order, "reversed" from the last; "pair" are two, "subset" some in order, "ordered" some in
@@ -160,7 +160,7 @@ def mesh_of(world_size: int, sort: str, number: int) -> DeviceMesh:
 
 
 def ordered_mesh(world_size: int, count: int, number: int) -> DeviceMesh:
-    """Some ranks in the order that a number stands for; number 0 are the first ones."""
+    """Some ranks in an order that a number selects; number 0 means the first ones."""
     left, ranks = list(range(world_size)), []
     for _ in range(min(count, world_size)):
         number, at = divmod(number, len(left))
@@ -169,7 +169,7 @@ def ordered_mesh(world_size: int, count: int, number: int) -> DeviceMesh:
 
 
 def grid_of(world_size: int, number: int) -> DeviceMesh:
-    """A mesh of two dims that a number stands for."""
+    """A mesh of two dims, selected by a number."""
     sizes = range(1, world_size + 1)
     shapes = [(rows, columns) for rows in sizes for columns in sizes if 1 < rows * columns <= world_size]
     shapes.sort(key=lambda shape: (min(shape) == 1, math.prod(shape), shape))

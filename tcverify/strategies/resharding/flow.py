@@ -154,7 +154,7 @@ class ReshardingFlow:
         return all(given.spec.alias != x.spec.alias for given in self.given.values())
 
     def plan(self, labels: Sequence[str]) -> PlacedPlan:
-        """The program, without what is dead: it returns the outputs and, newest first, what nobody reads."""
+        """The program, without what is dead: it returns the outputs and, newest first, unused values."""
         read = {name for step in self.steps for name in step.reads}
         unread = [value.name for value in reversed(self.pool) if value.name not in read]
         wanted = dict.fromkeys([self.pool[-1].name, *(value.name for value in self.outputs), *unread])

@@ -164,7 +164,7 @@ def gather_in_chunks(flow: ReshardingFlow, record: ReshardingRecord) -> None:
     op = "aten::linear" if linear else "aten::matmul"
     flow.call(op, gathered, weight, *extra, stream_axis=0, bound=x.bound * weight.bound * inner + 1)
     flow.mark("pipelined")
-    if record.how // 128:  # somebody else reads what is gathered
+    if record.how // 128:  # the gathered value has another reader
         flow.call("aten::neg", gathered)
 
 

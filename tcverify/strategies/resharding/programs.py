@@ -18,7 +18,7 @@ from tcverify.strategies.resharding.choices import (
 from tcverify.strategies.resharding.flow import ReshardingFlow
 from tcverify.strategies.resharding.motifs import MOTIFS
 
-#: Numbers of ranks that programs are drawn for unless others are asked for; the simplest first.
+#: Default numbers of ranks of drawn programs; the simplest first.
 RESHARDING_WORLD_SIZES = (2, 3, 4, 4, 4, 5, 6, 6)
 
 #: What a theme's first record is.

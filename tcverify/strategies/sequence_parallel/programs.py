@@ -174,7 +174,7 @@ def write_all_reduce(w: FunctionalWriter, layer: SequenceLayer, addend: DraftVal
     if layer.reduce == "in-place":
         return call(WAIT, call(f"{_C10D}all_reduce_", call("aten::clone", addend), op, dim, rms=rms))
     start = call(f"{_C10D}all_reduce", addend, op, dim, rms=rms)
-    if layer.odd == "swapped-waits":  # two under way, the later one waited for first
+    if layer.odd == "swapped-waits":  # two in flight, the later one waited for first
         w.labels.append(layer.odd)
         second = call(f"{_C10D}all_reduce", call("aten::neg", addend), op, dim, rms=rms)
         w.outputs.append(call(WAIT, second))

@@ -51,7 +51,7 @@ Mutation = Callable[[TransformerWriter, int, int], None]
 def extra_user(w: TransformerWriter, where: int, how: int) -> None:
     """Something else reads a value too."""
     value = pick(activations(w), where)
-    if how % 8 == 7:  # something later in the program, which goes on with the sum
+    if how % 8 == 7:  # something later in the program, which continues with the sum
         later = [
             v for v in activations(w) if v.number > value.number and spec_of(w, v).shape == spec_of(w, value).shape
         ]

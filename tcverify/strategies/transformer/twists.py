@@ -188,7 +188,7 @@ def return_pattern_value(w: TransformerWriter, how: int) -> None:
 
 
 def read_pattern_value(w: TransformerWriter, how: int) -> None:
-    """Something else reads the value, before the pattern goes on."""
+    """Something else reads the value, before the pattern continues."""
     h = w.residual if how // 8 % 2 else w.hidden
     forms: list[Callable[[], DraftValue]] = [
         lambda: norm(w, h),

@@ -24,7 +24,7 @@ def gather_then_multiply(
     streams: StepStreams,
     gathering: type[Gathering] | None = None,
 ) -> tuple[fx.Node, fx.Node]:
-    """Write the gathering of A and its product, chunk by chunk, where the writer stands.
+    """Write the gathering of A and its product, chunk by chunk, at the writer's position.
 
     "collective" takes one all_gather per chunk of dim 0; the other forms have a step for every shard of every such chunk.
 

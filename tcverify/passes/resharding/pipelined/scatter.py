@@ -25,7 +25,7 @@ def multiply_then_scatter(
     streams: StepStreams,
     scattering: type[Scattering] | None = None,
 ) -> fx.Node:
-    """Write partial products and their sums, chunk by chunk, where the writer stands.
+    """Write partial products and their sums, chunk by chunk, at the writer's position.
 
     Chunks are of dim 0 of the result, unless that dim is divided over the ranks. "collective" takes one reduce_scatter per
     chunk; the other forms have a step for every rank's part of every chunk.
