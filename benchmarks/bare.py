@@ -1,6 +1,6 @@
 """The bare collectives of pairs of programs, carried out by processes that do nothing else.
 
-A module of its own, which the processes import: what stands in a script that is run they cannot.
+A separate module, which the processes import: they cannot import from the running script.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import seed as seeded
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no package that is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not an installed package
 
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare_pass
@@ -180,7 +180,7 @@ def _judge(tally: Tally, program: Program, rewritten: Program, number: int) -> N
 
 
 def _finding(before: Run, program: Program) -> Finding | None:
-    """What lockstep says of a program with one wrong node; None where it says nothing, or cannot run it."""
+    """What lockstep says about a program with one wrong node; None if it finds nothing, or cannot run it."""
     try:
         comparison = Lockstep().compare_runs(before, Lockstep().run(program))
     except TcverifyError:

@@ -22,7 +22,7 @@ from typing import Any
 import click
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no package that is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not an installed package
 
 from tcverify.application import InProcess
 from tcverify.application.loading import load_pass

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no package that is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not an installed package
 
 
 @click.command()

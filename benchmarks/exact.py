@@ -55,7 +55,7 @@ def in_domain(op: Callable[[torch.Tensor], Any], x: torch.Tensor, domain: Domain
 
 
 def changed_programs(strategy: str, count: int, world_size: int, subject: Subject) -> list[Program]:
-    """Draw programs until so many have been changed by the pass, or twenty times as many have been drawn."""
+    """Draw programs until the pass has changed this many, or twenty times as many have been drawn."""
     generator = random.Random(0)
     decoder, meshes = DECODERS[strategy], all_meshes(world_size)
     found: list[Program] = []

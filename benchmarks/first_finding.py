@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no package that is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not an installed package
 
 import click
 import torch
@@ -105,7 +105,7 @@ def random_graphs(world_size: int) -> st.SearchStrategy[Program]:
                     values.remove(chosen[0])
                 elif op.startswith("_c10d"):
                     started.add(made)
-            for value in [value for value in values if value in started]:  # nothing is left under way
+            for value in [value for value in values if value in started]:  # nothing is left in flight
                 values[values.index(value)] = b.call("_c10d_functional::wait_tensor", value)
             return [value for value in values if not value.users and value.op != "placeholder"] or values[:1]
 

@@ -2,8 +2,8 @@
 
     python benchmarks/gallery.py [--write] [SLUG]...
 
-Without --write, the cases in reports/gallery are judged as they are. With it they are made anew: programs are drawn, verified in
-lockstep and reduced, the same ones on every machine. One row per exhibit: what the report names first, what is planted, and
+Without --write, the cases in reports/gallery are judged unchanged. With it they are generated again: programs are drawn, verified
+in lockstep and reduced, the same ones on every machine. One row per exhibit: what the report names first, what is planted, and
 whether they agree. Exhibits without a rewritten graph, or whose defect leaves no node behind, are not counted.
 """
 
@@ -17,14 +17,14 @@ from pathlib import Path
 import click
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no package that is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not an installed package
 
 from tcverify.cases.counterexample import read_counterexample
 
 
 @click.command()
 @click.argument("slugs", nargs=-1)
-@click.option("--write", is_flag=True, help="Make the cases anew and write them.")
+@click.option("--write", is_flag=True, help="Generate the cases again and write them.")
 @click.option("--seconds", type=float, default=60.0, show_default=True, help="Most time to reduce one case.")
 def main(slugs: tuple[str, ...], write: bool, seconds: float) -> None:
     from tests.mutants.exhibit_list import EXHIBITS

@@ -152,7 +152,7 @@ def against_collectives(subject: Guarded, size: int, drawn: Pairs, pinned: bool,
 
 @contextmanager
 def fake_group(world_size: int) -> Iterator[None]:
-    """A process group that stands for one of so many ranks and communicates with nobody."""
+    """A process group that represents one of this many ranks and communicates with no other."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
@@ -229,7 +229,7 @@ def _on_rank(step: Any, values: list[Any], fill: Callable[[Any, int], Any], rank
 
 
 class _PerThread(dict[Any, Any]):
-    """Groups by thread: each thread is a rank of its own."""
+    """Groups by thread: each thread is a rank."""
 
     def get(self, key: Any, default: Any = None) -> Any:
         return super().get((threading.get_ident(), key), default)

@@ -18,7 +18,7 @@ from unittest import mock
 import click
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no package that is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not an installed package
 
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare_pass
@@ -58,7 +58,7 @@ def main(nodes: int, limit: float, old: bool, chosen: tuple[str, ...]) -> None:
     """Reduce large failing programs in both ways."""
     torch.set_num_threads(1)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    click.echo(f"{os.cpu_count()} cores, load {load:.1f}; at most {limit:.0f} s each; + where that ended it")
+    click.echo(f"{os.cpu_count()} cores, load {load:.1f}; at most {limit:.0f} s each; + if that ended it")
     click.echo(f"{'':<33}{'finding':<20}{'nodes':>6}{'a trial':>9}  {'moves alone':>24}  {'cut down first':>24}")
     for case in CASES:
         if chosen and not any(word in case.name for word in chosen):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import click
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no package that is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not an installed package
 
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare_pass
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 WORLD_SIZES = (2, 4)
 
-#: Stands for the strategies from which the tests draw for a mutant.
+#: The column for the strategies from which the tests draw for a mutant.
 OWN = "own"
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no package that is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not an installed package
 
 from tcverify import Verdict, verify
 from tcverify.checks.values.native import errors_of

@@ -38,7 +38,7 @@ def drawn(strategy: str, world_size: int, count: int, seed: int) -> Iterator[Pro
 
 
 def has_potential(gm: fx.GraphModule) -> bool:
-    """Whether overlap could pay on this rank; not where nothing says what ops cost."""
+    """Whether overlap could pay on this rank; not if costs of ops are missing."""
     scheduler = Multistream()
     streams = gm.meta.get("streams")
     if streams is None:

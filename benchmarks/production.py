@@ -2,7 +2,7 @@
 
     python benchmarks/production.py [--layers N] [--mesh 8x8] [--only llama-tp]
 
-Each graph is captured, read, given to each pass, and verified in lockstep, in a process of its own.
+Each graph is captured, read, given to each pass, and verified in lockstep, in a separate process.
 """
 
 from __future__ import annotations

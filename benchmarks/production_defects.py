@@ -2,8 +2,8 @@
 
     python benchmarks/production_defects.py [--mesh 8x8] [--layers N] [--only NAME]
 
-Each pass here buckets or schedules collectives as PyTorch does, and then makes one mistake; its twin without the mistake has to
-pass. `tcverify check` judges them as a user would. Printed: the verdict, how many nodes the counterexample has, and seconds.
+Each pass here buckets or schedules collectives as PyTorch does, and then makes one mistake; the same pass without the mistake has
+to pass. `tcverify check` judges them as a user would. Printed: the verdict, how many nodes the counterexample has, and seconds.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def bucket_parts_swapped(gm: fx.GraphModule) -> None:
 
 
 def bucket_filled_in_another_order(gm: fx.GraphModule) -> None:
-    """The first two parts of one size stand in a bucket in each other's place."""
+    """The first two parts of the same size are swapped in a bucket."""
     for cat in _calls(gm, "cat.default"):
         parts = list(cat.args[0])  # type: ignore[arg-type]
         shapes = [part.meta["val"].shape for part in parts]
@@ -129,7 +129,7 @@ def sum_once_more(gm: fx.GraphModule) -> None:
 
 
 def rows_turned_round(gm: fx.GraphModule) -> None:
-    """What is gathered from the members stands in the opposite order."""
+    """Values gathered from the members are in the opposite order."""
     wait = next(node for node in _calls(gm, "wait_tensor") if "all_gather" in str(node.args[0]))
     _behind(gm, wait, torch.ops.aten.flip.default, [0])
 
@@ -156,7 +156,7 @@ MISTAKES: tuple[tuple[str, Defect], ...] = (
 
 
 def check(graph: Path, target: str, mesh: str, folder: Path) -> dict[str, Any]:
-    """Run `tcverify check` on a graph; returns what it says."""
+    """Run `tcverify check` on a graph; returns its output."""
     dp, tp = mesh.split("x")
     options = {
         "mesh": f"dp={dp},tp={tp}", "pass": target, "confirm": "none", "draws": 1,

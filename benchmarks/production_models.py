@@ -139,7 +139,7 @@ class Experts(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and what follows it, each behind a norm and beside a residual."""
+    """Attention and feed-forward, each after a norm and with a residual."""
 
     def __init__(self, s: Sizes, attention: nn.Module, after: nn.Module) -> None:
         super().__init__()

@@ -53,7 +53,7 @@ SECONDS = 60.0
 #: Programs of a campaign that are applied again to see what they reach.
 WATCHED = 25
 
-#: Strategies that every subject gets now and then beside its own: what nobody aimed at it may show what nobody thought of.
+#: Strategies that every subject gets occasionally besides its own: they may show unforeseen defects.
 OTHERS = ("traced", "functional", "compiled", "fsdp", "data-parallel", "sequence-functional", "async-tp")
 
 #: Strategies of subjects that no other programs suit: they would decline nearly all.
@@ -73,7 +73,7 @@ def main() -> None:
 @click.option("--log", type=click.Path(path_type=Path), default=Path("campaigns.ndjson"), show_default=True)
 @click.option("--cases", type=click.Path(path_type=Path), default=Path("campaigns"), show_default=True)
 def run(names: tuple[str, ...], minutes: float, seconds: float, seed: int, log: Path, cases: Path) -> None:
-    """Run campaigns for so many minutes."""
+    """Run campaigns for this many minutes."""
     torch.set_num_threads(1)
     chosen = [subject(name) for name in names] or [one for one in SUBJECTS.values() if one.here]
     had = campaigns_in(log)
@@ -97,7 +97,7 @@ def campaigns_in(log: Path) -> Counter[str]:
 
 
 def campaign(one: TorchSubject, seed: int, seconds: float, cases: Path) -> dict[str, Any]:
-    """Verify one subject for so many seconds, and return what it came to."""
+    """Verify one subject for this many seconds, and return the result."""
     size = WORLD_SIZES[seed % len(WORLD_SIZES)]
     strategy = one.strategy if seed % 4 or one.strategy in ALONE else next_of(OTHERS, seed // 4, one.strategy)
     options: Counter[str] = Counter()

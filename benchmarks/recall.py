@@ -4,10 +4,10 @@
 
 The defects are those in reports/pytorch that this torch has and that a subject shows. Each of the subjects (or those named, as
 torch:NAME) is verified as `tcverify run` does by default, but in lockstep alone, for --seconds by the clock, shared evenly by the
-numbers of ranks. A defect counts as found where a counterexample has its kind, and either its fingerprint, or a program that
-contains that of the defect or is contained in it; or a kind and a fingerprint that its facts name, for somebody has read a
-counterexample that had them and found this defect. Counterexamples that show none of them are counted behind the CPU time of the
-run: some are the same defects by other ways, and each of the others deserves a look.
+numbers of ranks. A defect counts as found if a counterexample has its kind, and either its fingerprint, or a program that
+contains that of the defect or is contained in it; or a kind and a fingerprint listed in its facts, because a person has
+confirmed that such a counterexample shows this defect. Counterexamples that show none of them are counted after the CPU time of
+the run: some are the same defects in other forms, and the others deserve a review.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tcverify.pytorch.findings import TorchFinding, read_findings
 
 ROOT = Path(__file__).resolve().parent.parent
 
-#: Seconds between two looks at the CPU time of a run.
+#: Seconds between two readings of the CPU time of a run.
 LOOK = 0.2
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -42,7 +42,7 @@ VERSION = torch.__version__.split("+")[0]
 
 @dataclass(frozen=True)
 class Known:
-    """A defect, and how it is told from others."""
+    """A defect, and how it is recognised."""
 
     finding: TorchFinding
     fingerprint: str

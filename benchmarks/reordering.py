@@ -67,7 +67,7 @@ def built(shape: Callable[[GraphBuilder, int], Any], nodes: int) -> Program:
 
 
 def rewriting(make: Callable[[], Any]) -> Callable[[fx.GraphModule], Any]:
-    """A run with a pass of its own: what one has seen must not help it with the next graph."""
+    """A run with a new pass: what one instance has cached must not help it with the next graph."""
 
     def run(gm: fx.GraphModule) -> Any:
         return make()(gm)

@@ -27,7 +27,7 @@ from pathlib import Path
 import click
 import psutil
 
-#: Seconds between two looks at the events.
+#: Seconds between two readings of the events.
 LOOK = 0.5
 
 #: Seconds that processes may take to end after the run has.
@@ -38,7 +38,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True)
 class Row:
-    """What the run held when it had verified so many programs; memory in MiB."""
+    """Resources of the run after this many programs; memory in MiB."""
 
     programs: int
     minutes: float
@@ -85,7 +85,7 @@ def held(run: psutil.Process, programs: int, start: float) -> Row:
 
 
 def verified(events: Path) -> Iterator[tuple[int, str]]:
-    """Programs so far and the verdict, "" until there is one, each time that they are looked at."""
+    """Programs so far and the verdict, "" until there is one, at each reading."""
     programs, verdict, position = 0, "", 0
     while True:
         if events.is_file():
@@ -103,7 +103,7 @@ def verified(events: Path) -> Iterator[tuple[int, str]]:
 
 
 def watch(command: list[str], directory: Path, programs: int, rows: int, markdown: bool) -> tuple[list[Row], str, int]:
-    """Run a command in a directory to its end and return what it held, its verdict and its exit code."""
+    """Run a command in a directory to its end and return its resources, its verdict and its exit code."""
     found: list[Row] = []
     step = programs // rows
     start = time.monotonic()
@@ -134,7 +134,7 @@ def left(directory: Path) -> list[str]:
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
 @click.option("--markdown", is_flag=True)
 def main(subject: str, programs: int, confirm: str, rows: int, seed: int, markdown: bool) -> None:
-    # Whoever outlives its parent becomes a child of this process, and is found.
+    # A process that outlives its parent becomes a child of this process, and is found.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)

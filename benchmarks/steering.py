@@ -4,7 +4,7 @@
 
 Ways, each on the same seeds in one run:
 
-- drawn: every program is drawn anew, as campaigns do;
+- drawn: every program is drawn independently, as campaigns do;
 - varied: once 32 programs in a row have reached nothing new, half are variations of programs that did: single bytes of their
   choices changed, or a stretch of new bytes or of another one's put in, as fuzzers do with the inputs that they keep;
 - rare: of two programs that are drawn, the pass is given the one that has the label seen least so far;
@@ -34,7 +34,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is no package that is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not an installed package
 
 from tcverify.application import Guarded, InProcess, load_pass
 from tcverify.application.coverage.recorder import Recorder, scope_of

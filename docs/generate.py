@@ -482,9 +482,13 @@ def reliability(text: str) -> str:
 GLOSSARY_PAGE = ROOT / "docs" / "glossary.md"
 
 
+def _anchor(term: str) -> str:
+    return term.partition(",")[0].replace(" ", "-").lower()
+
+
 def glossary(text: str) -> str:
     """The page of terms, with the table put in."""
-    rows = [(f"**{term}**", cell(meaning)) for term, meaning in GLOSSARY.items()]
+    rows = [(f'<a id="{_anchor(term)}"></a>**{term}**', cell(meaning)) for term, meaning in GLOSSARY.items()]
     return _filled(text, {"terms": table(("term", "meaning"), rows)})
 
 

@@ -1,8 +1,8 @@
 """tcverify: does this compiler pass preserve the meaning of a distributed program?
 
-The names below are imported when they are first used, so that the pytest plugin, which every run of pytest imports, costs
-nothing where it is not used. `verifies` needs pytest, `run` and `register_strategy` Hypothesis: the names that `import *` takes
-do not.
+The names below are imported on first use: every run of pytest imports the pytest plugin, which must cost nothing
+where it is not used. `verifies` needs pytest; `run` and `register_strategy` need Hypothesis. `import *` leaves these three
+out.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ __all__ = [
     "verify",
 ]
 
-#: Where the names are that do not come from `tcverify.program`.
+#: Home module of each name that does not come from `tcverify.program`.
 _HOMES = {
     "Evidence": "checks",
     "Guarded": "application",

@@ -7,8 +7,8 @@ import sys
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C while it is imported ends it as Ctrl-C later does."""
-    gc.disable()  # what is imported stays: to look through it takes a seventh of the time. Verbs that import torch enable it then
+    """Run the command line. Ctrl-C during the imports has the same effect as later."""
+    gc.disable()  # imported objects stay: scanning them takes a seventh of the time. Commands that import torch enable it
     try:
         from tcverify.cli.main import main as command
     except KeyboardInterrupt:

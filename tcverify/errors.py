@@ -1,18 +1,18 @@
-"""Every error of tcverify, with one root.
+"""Every error of tcverify, with one common base class.
 
-A finding about a pass is data (`tcverify.program.finding.Finding`), never an exception. Exceptions are for what the user
-or the machine got wrong, and say what, where and how to mend it.
+A finding about a pass is data (`tcverify.program.finding.Finding`), never an exception. Exceptions report mistakes of the user
+and failures of the machine: what is wrong, where, and how to fix it.
 """
 
 from __future__ import annotations
 
 
 class TcverifyError(Exception):
-    """Root of all errors that tcverify raises on purpose.
+    """Base class of all errors that tcverify raises on purpose.
 
     Args:
         message: what is wrong and where.
-        hint: how to fix it, one sentence.
+        hint: how to fix it, in one sentence.
     """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
@@ -25,7 +25,7 @@ class TcverifyError(Exception):
 
 
 class UsageError(TcverifyError):
-    """The command line or the configuration asks for something that does not exist or cannot work."""
+    """The command line or the configuration names something that does not exist, or asks for something impossible."""
 
 
 class ProgramError(TcverifyError):
@@ -50,11 +50,11 @@ class UnsupportedOp(TcverifyError):
 
 
 class ExecutorError(TcverifyError):
-    """An executor could not run a program (a rank died, a process group timed out). Never a finding by itself."""
+    """An executor could not run a program (a rank died, a process group timed out). This alone is never a finding."""
 
 
 class InternalError(TcverifyError):
-    """A broken invariant of tcverify itself."""
+    """An invariant of tcverify itself is violated."""
 
     def __init__(self, message: str) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""Options of a run: one set, on its way from the command line or pytest to campaigns and to the slices of workers."""
+"""Options of a run: one set, passed from the command line or pytest to campaigns and to the workers' slices."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tcverify.registry.choices import DomainName
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How programs are verified, and when that ends.
+    """How programs are verified, and when to stop.
 
     Attributes:
         max_examples, max_time: bounds, in programs and in seconds; at least one is set.
-        seed: of the drawing.
-        checks: names of those to apply; None: all.
-        domain: the number domain that values are judged in: "float64", "native" or "exact"; see `verify`.
-        shrink_time: seconds after which no new trial of shrinking one finding begins; a trial that hangs then still takes
-            its time-out.
+        seed: of the program generator.
+        checks: names of the checks to apply; None means all.
+        domain: the number domain in which values are compared: "float64", "native" or "exact"; see `verify`.
+        shrink_time: seconds after which shrinking of a finding starts no new trial; a trial that hangs still runs until
+            its timeout.
         fail_fast: stop at the first finding that is not known.
-        deep: apply the pass deeply (see `verify`) to every program, not to some.
-        earlier: try what failed in earlier runs first, and remember what fails in this one.
+        deep: verify every program deeply (see `verify`), instead of some.
+        earlier: try programs that failed in earlier runs first, and remember those that fail in this one.
     """
 
     max_examples: int | None = 200
@@ -36,7 +36,7 @@ class Options:
     earlier: bool = True
 
     def shared(self, **changed: Any) -> dict[str, Any]:
-        """Return these options as keyword arguments for what is made of them, some of them changed or added to."""
+        """Return these options as keyword arguments, with some changed or added."""
         return {one.name: getattr(self, one.name) for one in fields(Options)} | changed
 
 

@@ -1,4 +1,4 @@
-"""Replays counterexamples: is the pass still wrong on the program that once refuted it?"""
+"""Replays counterexamples: does the pass still fail on the program that once refuted it?"""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tcverify.verification.verifier import Verdict, verify
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """What a replay found.
+    """Result of a replay.
 
     Attributes:
         state: "fixed" (the program passes now), "failed" (it is still refuted) or "error" (it cannot be replayed).
-        message: one line for people.
-        case: the counterexample as it shows now, when it failed.
-        source_changed: whether the pass's source is not what it was.
-        printed: the last lines that the pass has printed.
+        message: a line for the user.
+        case: the counterexample as found now, if it failed.
+        source_changed: whether the source of the pass has changed.
+        printed: the last lines that the pass printed.
     """
 
     state: str
@@ -42,11 +42,11 @@ class ReplayResult:
 
 
 def replay_case(case: Counterexample, confirm: Executor | None, *, blame: bool = False) -> ReplayResult:
-    """Verify a counterexample's program again, with the same pass, contract, time-out and depth.
+    """Verify a counterexample's program again, with the same pass, contract, timeout and depth.
 
     Args:
-        confirm: runs programs that lockstep does not refute, and confirms those that it refutes by value.
-        blame: whether to search for the rewrites that it comes from.
+        confirm: executor for programs that lockstep does not refute; it also confirms findings about values.
+        blame: whether to search for the rewrites that cause the finding.
     """
     if not case.replayable:
         return ReplayResult("error", "the pass was a closure or an instance, which another process cannot import")
@@ -113,15 +113,15 @@ def reproduce(
     deep: bool = False,
     pass_timeout: float = 20.0,
 ) -> int:
-    """Verify one program and print what is found; what repro.py calls.
+    """Verify one program and print the findings; called by repro.py.
 
     Args:
-        kind: of the finding that is expected.
+        kind: the expected kind of finding.
         domain: the number domain; see `verify`.
-        pass_timeout: seconds that one application of the pass may take.
+        pass_timeout: time limit for one application of the pass, in seconds.
 
     Returns:
-        1 when the pass is refuted, 0 when it passes, 2 when it cannot be judged.
+        1 if the pass is refuted, 0 if it passes, 2 if the verdict is inconclusive.
     """
     torch.set_num_threads(1)  # as `tcverify run` does
     console = make_console()

@@ -1,4 +1,4 @@
-"""Loads passes and applies them to every rank's graph, guarded against their hanging, raising and dying."""
+"""Loads passes and applies them to every rank's graph, guarded against hangs, exceptions and crashes."""
 
 from tcverify.application.apply import apply_pass
 from tcverify.application.coverage.reachable import Function, source_of

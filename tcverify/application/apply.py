@@ -35,7 +35,7 @@ def apply_counted(loaded: LoadedPass, program: Program, allowed: Allowed) -> Pai
     """Apply a pass as `apply_pass` does, and count its rewrites.
 
     Args:
-        allowed: the rewrites that it may make.
+        allowed: the rewrites that the pass may make.
     """
     with _counting(allowed) as asked, ask_before_matches():
         pair = apply_pass(loaded, program)
@@ -45,7 +45,7 @@ def apply_counted(loaded: LoadedPass, program: Program, allowed: Allowed) -> Pai
 
 @dataclass(slots=True)
 class _Counts:
-    """What is counted now: per rank, over all stages of a pipeline."""
+    """The current counts: per rank, over all stages of a pipeline."""
 
     allowed: Allowed
     asked: list[list[RewriteRequest]]
@@ -65,7 +65,7 @@ def _counting(allowed: Allowed) -> Iterator[list[list[RewriteRequest]]]:
 
 
 def _call(loaded: LoadedPass, module: fx.GraphModule, rank: int) -> Any:
-    """Call the pass, and count its rewrites where that is asked for."""
+    """Call the pass, and count its rewrites if requested."""
     counts = _COUNTS.get()
     if counts is None:
         return loaded.call(module)
@@ -85,9 +85,9 @@ def apply_pass(loaded: LoadedPass, program: Program, *, deep: bool = False, judg
     Args:
         deep: also look for impurity, at about three times the cost: apply the pass a second time to fresh graphs and a
             second time to its own results, and run the generated code.
-        judge: look at what it has made of the graphs: without that, `Pair.rewritten` stays None.
+        judge: judge the graphs that it returned: otherwise `Pair.rewritten` stays None.
 
-    Whatever the pass does, short of ending the process or never returning, comes back as data.
+    Whatever the pass does, except crashing the process or hanging, is returned as data.
     """
     ranks = AppliedRanks.some_of(program) if _COUNTS.get() is None else AppliedRanks.all_of(program)
     try:
@@ -97,14 +97,14 @@ def apply_pass(loaded: LoadedPass, program: Program, *, deep: bool = False, judg
 
 
 def _apply_on(ranks: AppliedRanks, loaded: LoadedPass, program: Program, *, deep: bool, judge: bool) -> Pair:
-    """Apply a pass on some ranks. Raises `RanksDiffer` where these do not tell what it does on the others."""
+    """Apply a pass on some ranks. Raises `RanksDiffer` if these do not determine what it does on the others."""
     pair = Pair(program)
     try:
         given = ranks.modules(program)
     except UnsupportedOp as error:  # another library has defined an op with another signature
         pair.foreign = Foreign(error.message)
         return pair
-    define_ops()  # whatever the program holds, the pass may name any op; what defines them for it has been imported by now
+    define_ops()  # the pass may use any op; modules that define ops for it are imported by now
     metadata = {rank: _metadata(module.graph) for rank, module in given.items()}
     start = time.perf_counter()
     modules = _apply_stages(loaded, ranks, given, pair)
@@ -119,7 +119,7 @@ def _apply_on(ranks: AppliedRanks, loaded: LoadedPass, program: Program, *, deep
 def _judge(
     loaded: LoadedPass, pair: Pair, ranks: AppliedRanks, modules: Modules, metadata: Metadata, deep: bool
 ) -> None:
-    """Make the rewritten program of what the pass has returned, and note what is wrong with it."""
+    """Create the rewritten program from the results of the pass, and record defects."""
     program = pair.original
     try:
         touched = _inspect(pair, modules, metadata, deep)
@@ -147,7 +147,7 @@ def _listing(program: Program, modules: Modules) -> str:
 
 
 def _apply_stages(loaded: LoadedPass, ranks: AppliedRanks, modules: Modules, pair: Pair) -> Modules | None:
-    """Apply a pass, or the stages of a pipeline, to each of some ranks' modules; None when it failed or declined.
+    """Apply a pass, or the stages of a pipeline, to the modules of some ranks; None if it failed or declined.
 
     Between stages the graphs are read, so that a finding can name the stage that broke the program; a graph that is
     malformed there ends the pipeline.
@@ -181,10 +181,10 @@ def _apply_stages(loaded: LoadedPass, ranks: AppliedRanks, modules: Modules, pai
 
 
 def _between(base: Program | None, ranks: AppliedRanks, modules: Modules, metadata: Metadata | None) -> Program | None:
-    """The program as a stage has left it; None where the graphs make none.
+    """The program that a stage returned; None if the graphs do not form one.
 
     Args:
-        metadata: of the graphs that the stage was given; None where what it left has been made anew.
+        metadata: of the graphs that the stage was given; None if the metadata of its result was propagated again.
     """
     if base is None:
         return None
@@ -203,10 +203,10 @@ def _between(base: Program | None, ranks: AppliedRanks, modules: Modules, metada
 def _apply_to_ranks(
     loaded: LoadedPass, modules: Modules, pair: Pair, base: Program | None, stage: str | None = None
 ) -> Modules | None:
-    """Apply the pass to each rank's module; None when it failed or declined. What it changed beside them is put back.
+    """Apply the pass to each rank's module; None if it failed or declined. Its changes to global state are reverted.
 
     Args:
-        base: the program that `modules` are the graphs of, where it is known.
+        base: the program whose graphs `modules` are, if known.
         stage: the name of the pass, in a pipeline.
     """
     with watch_global_state() as changed:
@@ -254,20 +254,20 @@ def _results(
 
 
 def rewrites_of(subject: Any) -> dict[str, int]:
-    """What a pass says it has rewritten in its last call, by pattern."""
+    """The rewrites that a pass reports for its last call, by pattern."""
     counts = getattr(subject, "rewrites", None)
     return {str(k): v for k, v in counts.items() if isinstance(v, int)} if isinstance(counts, dict) else {}
 
 
 def list_reported_defects(subject: Any) -> list[Defect]:
-    """What a pass says is wrong with its last call. It concerns forms of the graph that are not returned."""
+    """The defects that a pass reports for its last call. They concern forms of the graph that are not returned."""
     said = getattr(subject, "defects", None)
     return [one for one in said if isinstance(one, Defect)] if isinstance(said, list) else []
 
 
 def returned_module(returned: Any, module: fx.GraphModule, rank: int) -> fx.GraphModule | Defect:
-    """The module that a pass means by what it returned; None is the one that it was given."""
-    if not isinstance(returned, fx.GraphModule):  # torch.fx.passes' PassResult holds one
+    """The module that a pass means by its return value; None means the one that it was given."""
+    if not isinstance(returned, fx.GraphModule):  # torch.fx.passes' PassResult contains one
         returned = getattr(returned, "graph_module", returned)
     result = module if returned is None else returned
     if isinstance(result, fx.GraphModule):
@@ -287,7 +287,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def _traceback(error: BaseException) -> str:
-    """The traceback from the first frame of the pass on: ours above it say nothing about the pass."""
+    """The traceback from the first frame of the pass on: the frames of tcverify above it are irrelevant."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("tcverify.application."):
         trace = trace.tb_next
@@ -319,25 +319,25 @@ def _metadata_changed(before: Sequence[tuple[Any, ...]], graph: fx.Graph) -> boo
     return any(a is not b for old, new in rows for a, b in zip(old, new, strict=True))
 
 
-#: Metadata that says what a graph is to do, where the rest says what it does.
+#: Metadata that prescribes what a graph does; other metadata describes it.
 _DECLARED = ("after", "comm_buffer")
 
 
 def _declarations_changed(before: Sequence[tuple[Any, ...]], graph: fx.Graph) -> bool:
-    """Whether a graph declares other orders of nodes, or other places of values, than it did."""
+    """Whether a graph declares other orders of nodes, or other placements of values in buffers, than before."""
     places = [KEPT_META.index(key) - len(KEPT_META) for key in _DECLARED]
     rows = zip(before, _metadata(graph), strict=True)
     return any(old[place] != new[place] for old, new in rows for place in places)
 
 
 def _inspect(pair: Pair, modules: Modules, metadata: Metadata, deep: bool) -> bool:
-    """Judge each returned graph module as FX does. Ranks whose graphs look alike, before and after, are judged once.
+    """Judge each returned graph module as FX does. Ranks with equal graphs, before and after, are judged once.
 
     Args:
         metadata: of the graphs that the pass was given.
 
     Returns:
-        Whether the pass touched anything, be it metadata alone.
+        Whether the pass changed anything, including metadata.
     """
     touched = False
     judged: list[tuple[int, fx.Graph]] = []
@@ -357,17 +357,17 @@ def _inspect(pair: Pair, modules: Modules, metadata: Metadata, deep: bool) -> bo
 
 
 def _note(pair: Pair, defect: Defect) -> None:
-    """Keep the first defect of each aspect: the other ranks' look the same."""
+    """Keep the first defect of each aspect: those of other ranks are the same."""
     if all(known.aspect != defect.aspect for known in pair.defects):
         pair.defects.append(defect)
 
 
 def defects_of(takes: str, graph: fx.Graph, rank: int, module: fx.GraphModule | None = None) -> list[Defect]:
-    """What makes a rewritten graph one that cannot take the place of the original.
+    """What prevents a rewritten graph from replacing the original.
 
     Args:
         takes: the signature of the original; see `signature`.
-        module: that owns the graph: its generated code is traced and compared as well.
+        module: the owner of the graph: its generated code is traced and compared as well.
     """
     malformed = _malformed(graph)
     if malformed is not None:
@@ -388,7 +388,7 @@ def defects_of(takes: str, graph: fx.Graph, rank: int, module: fx.GraphModule | 
 
 
 def _malformed(graph: fx.Graph) -> tuple[str, str | None] | None:
-    """What makes it no legal FX graph, and the node to blame; None where it is one."""
+    """Why it is not a legal FX graph, and the node to blame; None if it is legal."""
     stray = _use_before_definition(graph)
     if stray is not None:
         return stray
@@ -400,7 +400,7 @@ def _malformed(graph: fx.Graph) -> tuple[str, str | None] | None:
 
 
 def _traceable(node: fx.Node) -> bool:
-    """Whether tracing the node's code gives the node again: not for calls that tracing runs, enters or turns around."""
+    """Whether tracing the node's code gives the node again: not for calls that tracing executes, enters or reorders."""
     if node.op in ("placeholder", "output"):
         return True
     if node.op != "call_function" or not node.all_input_nodes:
@@ -460,7 +460,7 @@ def _program_of(program: Program, ranks: AppliedRanks, modules: Modules, pair: P
 
 
 def _look_for_impurity(loaded: LoadedPass, program: Program, ranks: AppliedRanks, modules: Modules, pair: Pair) -> None:
-    """Apply the pass to fresh graphs again, and to copies of its own results."""
+    """Apply the pass again: to fresh graphs, and to copies of its own results."""
     graphs = {rank: module.graph for rank, module in modules.items()}
     scratch = Pair(program)
     repeated = _apply_stages(loaded, ranks, ranks.modules(program), scratch)

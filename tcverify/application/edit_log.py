@@ -1,4 +1,4 @@
-"""Which lines of a pass edited which nodes: recorded by watching the methods by which FX graphs are edited."""
+"""Which lines of a pass edited which nodes: recorded by wrapping the methods that edit FX graphs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class EditPlace(NamedTuple):
 
     Attributes:
         what: "creates", "erases", "rewires", "moves" or "retargets" (assigns `node.target`).
-        function: that the line belongs to.
+        function: the function that contains the line.
     """
 
     what: str
@@ -39,10 +39,10 @@ _OWN = {
 
 
 class EditRecorder:
-    """Records who edits what while `watching`.
+    """Records edits and the lines that make them while `watching`.
 
     Args:
-        scope: the files that belong to the pass; an edit is filed under the innermost line of these that led to it.
+        scope: the files that belong to the pass; an edit is attributed to the innermost line of these on the stack.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -51,7 +51,7 @@ class EditRecorder:
         self._creating = False
 
     def taken(self) -> dict[str, tuple[EditPlace, ...]]:
-        """The places that edited each node, by its name, in order."""
+        """The locations that edited each node, by its name, in order."""
         found, self._found = self._found, {}
         return {node.name: tuple(places) for node, places in found.items()}
 
@@ -93,7 +93,7 @@ class EditRecorder:
                 self._note(_OWN[name], [owner])
             if name != "create_node":
                 return method(owner, *args, **kwargs)
-            self._creating = True  # to put it into its place, a graph moves it
+            self._creating = True  # a graph moves it to insert it
             try:
                 node = method(owner, *args, **kwargs)
             finally:

@@ -1,4 +1,4 @@
-"""Applies a pass in a worker process, so that a pass that hangs or dies becomes a finding and the campaign goes on."""
+"""Applies a pass in a worker process, so that a pass that hangs or crashes becomes a finding and the campaign continues."""
 
 from __future__ import annotations
 
@@ -46,70 +46,71 @@ from tcverify.system import (
     start_server,
 )
 
-#: Most time that a worker is given to say where its pass hangs. One that blocks signals never does.
+#: Time limit for a worker to report where its pass hangs. A worker that blocks signals never does.
 STACK_SECONDS = 2.0
 
-#: PYTHONHASHSEED of the second worker: what differs there depends on the order in which strings are hashed.
+#: PYTHONHASHSEED of the second worker: results that differ there depend on the order in which strings are hashed.
 _OTHER_HASH_SEED = 1
 
-#: Of the time that an application may take: one that takes less may be done again, traced, within that time.
+#: Share of the time limit: an application that takes less may be repeated, traced, within that limit.
 _BRIEF = 0.1
 
-#: Most time that importing a pass may take, in seconds. Importing torch and friends on a busy machine is slow.
+#: Time limit for importing a pass, in seconds. Importing torch and its dependencies on a busy machine is slow.
 LOAD_TIMEOUT = 120.0
 
-#: Seconds that one application of a pass may take, unless told otherwise.
+#: Default time limit for one application of a pass, in seconds.
 DEFAULT_TIMEOUT = 20.0
 
-#: Bytes of memory by which the process of a pass may grow; beyond, its allocations fail. At most half of what the machine has.
+#: Bytes of memory by which the process of a pass may grow; beyond that, its allocations fail. At most half of the
+#: machine's memory.
 MEMORY_LIMIT = min(16 << 30, machine_memory() // 2)
 
-#: Bytes by which it may have grown when it has answered; it is replaced else, since what passes keep adds up over a night.
+#: Bytes by which it may have grown after it has answered; beyond that it is replaced, since leaks of passes add up over a night.
 GROWTH_LIMIT = 1 << 30
 
-#: Seconds that are waited for an answer that nobody wants, before the process is replaced.
+#: Seconds to wait for an unwanted answer before the process is replaced.
 UNWANTED_TIMEOUT = 2.0
 
-#: Seconds that a message may be on its way. A worker that is stopped takes nothing, and may leave half an answer.
+#: Seconds that sending a message may take. A stopped worker reads nothing, and may leave half an answer.
 MESSAGE_TIMEOUT = 20.0
 
 
 class Subject(Protocol):
-    """A pass under verification, wherever it runs."""
+    """A pass under verification, in whichever process it runs."""
 
     facts: PassFacts
     contract: Contract
-    timeout: float  # seconds that one application may take; kept only where the pass has a process of its own
+    timeout: float  # time limit for one application, in seconds; enforced only if the pass has a process of its own
 
     def apply(self, program: Program, *, deep: bool = False) -> Pair:
         """Apply the pass to every rank's graph; see `apply_pass`."""
         ...
 
     def start(self, program: Program, *, deep: bool = False, watch: Watch | None = None) -> Callable[[], Pair]:
-        """Start to apply the pass; call the result to wait for the end. Where the pass runs in this process it does so then.
+        """Start to apply the pass; call the result to wait for the end. A pass in this process is applied immediately.
 
-        One program at a time: starting another one, or applying the pass, gives up the one whose end nobody waited for.
+        One program at a time: starting another one, or applying the pass, abandons an application that was not waited for.
 
         Args:
-            watch: what it is watched for; counts where it is recorded at all what the pass reaches.
+            watch: what to record; used only if coverage is recorded at all.
         """
         ...
 
     def vocabulary(self) -> Vocabulary:
-        """What the pass names; nothing where it is not recorded what it reaches."""
+        """The vocabulary of the pass; empty if coverage is not recorded."""
         ...
 
     def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
-        """Apply the pass and count its rewrites, of which it may make those that are `allowed`; see `PassTrace.rewrites`."""
+        """Apply the pass and count its rewrites; it may make only those that are `allowed`; see `PassTrace.rewrites`."""
         ...
 
     def close(self) -> None:
-        """Let go of processes."""
+        """Release processes."""
         ...
 
 
 class InProcess:
-    """A pass that cannot be imported by name (a closure, an instance): applied here, without protection from its death."""
+    """A pass that cannot be imported by name (a closure, an instance): applied here, without protection from crashes."""
 
     timeout = DEFAULT_TIMEOUT
 
@@ -139,14 +140,14 @@ class InProcess:
         return apply_counted(self._loaded, program, allowed)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""
 
 
 class AppliedPass:
-    """A pass that has run already, wherever that was: hands out what came of it.
+    """A pass that has run already, in any process: returns the recorded result.
 
     Args:
-        pair: the program that it was applied to, and what it left.
+        pair: the program that it was applied to, and the result.
     """
 
     timeout = DEFAULT_TIMEOUT
@@ -168,15 +169,15 @@ class AppliedPass:
         return Vocabulary()
 
     def apply_counted(self, program: Program, allowed: Allowed) -> Pair:
-        """It runs no more, so that nothing is counted."""
+        """It does not run again, so nothing is counted."""
         return self.apply(program)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""
 
 
 class Guarded:
-    """A pass in a separate worker process, which starts at once, and again whenever it has ended.
+    """A pass in a separate worker process, which starts immediately, and is restarted whenever it ends.
 
     Args:
         target: "module:attribute" or "path/file.py:attribute".
@@ -186,7 +187,7 @@ class Guarded:
             named here. None records nothing.
 
     Attributes:
-        files: those that define the pass, where it is recorded what it reaches.
+        files: those that define the pass, if coverage is recorded.
 
     Raises:
         PassLoadError: the pass cannot be loaded.
@@ -283,18 +284,18 @@ class Guarded:
 
 
 def start_ahead() -> None:
-    """Let the second workers of deep applications start sooner: what they are forked from imports for 3 s first."""
+    """Let the second workers of deep applications start faster: the process that they are forked from imports for 3 s first."""
     start_server(_OTHER_HASH_SEED)
 
 
 def subject_of(pass_: Any) -> Subject:
-    """Make a pass, given as a reference, a class, a function or an instance, ready for verification.
+    """Prepare a pass, given as a reference, a class, a function or an instance, for verification.
 
     References, and classes and functions that can be imported by name, run in a guarded worker process; everything else
     runs in this process. A list of passes is a pipeline.
 
     Raises:
-        PassLoadError: it cannot be loaded or is no pass.
+        PassLoadError: it cannot be loaded or is not a pass.
     """
     if isinstance(pass_, (AppliedPass, Guarded, InProcess)):
         return pass_
@@ -353,7 +354,7 @@ class _Worker:
         self.alive = True
         self._asked = self._dropped = False
         self._answers = 0
-        self._failure: PassFailure | None = None  # when the question did not arrive
+        self._failure: PassFailure | None = None  # if the question did not arrive
         reply = self._receive(LOAD_TIMEOUT)
         if isinstance(reply, PassFailure):
             self.close()
@@ -370,13 +371,13 @@ class _Worker:
         return self._process.pid or 0
 
     def free(self) -> bool:
-        """Whether it can be asked. An answer that nobody has taken is dropped; one that does not come soon ends the process."""
+        """Whether it can receive a question. An unread answer is dropped; if it does not come soon, the process is killed."""
         if self._asked and self.alive and not self._drop():
             self.close()
         return self.alive
 
     def _drop(self) -> bool:
-        """Take the answer to the last question, and let the worker forget it."""
+        """Read the answer to the last question, and let the worker forget it."""
         try:
             if self._failure is not None or not self._connection.poll(UNWANTED_TIMEOUT):
                 return False
@@ -387,7 +388,7 @@ class _Worker:
         return bool(said["grown"] <= GROWTH_LIMIT)
 
     def ask(self, text: str, deep: bool, count: Mapping[str, Any] | None = None, watch: Watch | None = None) -> None:
-        """Send a program; `count` holds the rewrites that are allowed, where they are to be counted."""
+        """Send a program; `count` holds the allowed rewrites, if rewrites are to be counted."""
         self._asked = True
         said = {
             "deep": deep,
@@ -424,11 +425,11 @@ class _Worker:
         return pair
 
     def forget(self) -> None:
-        with contextlib.suppress(OSError):  # the next question tells that it has died
+        with contextlib.suppress(OSError):  # the next question will show that it has died
             self._connection.send_bytes(message_of({"forget": True}))
 
     def vocabulary(self) -> Vocabulary:
-        """What the pass names; nothing where its process fails to say so."""
+        """The vocabulary of the pass; empty if its process fails to return it."""
         self._connection.send_bytes(message_of({"vocabulary": True}))
         reply = self._receive(LOAD_TIMEOUT)
         if isinstance(reply, PassFailure):
@@ -439,9 +440,9 @@ class _Worker:
         return Vocabulary(**{kind: tuple(names) for kind, names in said.items()}, conditions=conditions)
 
     def _receive(self, timeout: float) -> tuple[Any, list[bytes]] | PassFailure:
-        """Wait for a message and the texts that come with it; a worker that dies or is late is a `PassFailure`."""
+        """Wait for a message and the texts that come with it; if a worker dies or is late, return a `PassFailure`."""
         try:
-            # What the pass has forked holds the pipe open, too: the pipe alone does not tell that the process has died.
+            # Children of the pass hold the pipe open, too: the pipe alone does not show that the process has died.
             ready = wait([self._connection, self._process.sentinel], timeout)
             if not ready:
                 return PassFailure("pass-timeout", f"did not return within {timeout:g} s", None, self._stack())
@@ -451,12 +452,12 @@ class _Worker:
         except (EOFError, OSError, ValueError) as error:  # ValueError: the pass has written into the pipe
             return self._explain(error)
         except BaseException:
-            self.close()  # interrupted between question and answer: the answer must not be taken for that of another
+            self.close()  # interrupted between question and answer: the answer must not be mistaken for that of another question
             raise
 
     def _explain(self, error: Exception) -> PassFailure:
-        """What an error of the conversation says about the pass."""
-        if isinstance(error, BlockingIOError):  # it stopped in mid-message
+        """What an error of the communication says about the pass."""
+        if isinstance(error, BlockingIOError):  # it stopped in the middle of a message
             return PassFailure("pass-timeout", "stopped in the middle of its reply", None, self._stack())
         self._process.join(5)
         return PassFailure("pass-died", f"crashed its process ({self._exit()})", None, self.tail())
@@ -469,7 +470,7 @@ class _Worker:
         return f"exit code {code}"
 
     def _stack(self) -> str:
-        """Where the pass is, most recent call first: the worker dumps its stack when asked by a signal."""
+        """The position of the pass, most recent call first: the worker dumps its stack on a signal."""
         start = self._log.seek(0, os.SEEK_END)
         if self._process.pid is not None:
             with contextlib.suppress(OSError):
@@ -482,7 +483,7 @@ class _Worker:
             if (dump and dump == before) or time.monotonic() > deadline:
                 break
         _, found, frames = dump.rpartition("(most recent call first):\n")
-        ours = str(Path(__file__).parent) + os.sep  # what called the pass says nothing about it
+        ours = str(Path(__file__).parent) + os.sep  # the callers of the pass are irrelevant
         of_pass = list(itertools.takewhile(lambda frame: ours not in frame, frames.splitlines()))
         return "most recent call first:\n" + "\n".join(of_pass[:12]) if found else dump
 
@@ -505,23 +506,23 @@ class _Worker:
 
 
 def _serve(connection: Connection, job_text: str) -> None:
-    """Main function of the worker process: load the pass, then apply it to every program that comes."""
+    """Main function of the worker process: load the pass, then apply it to every program that arrives."""
     job = json.loads(job_text)
     log_to(job["log"])
     faulthandler.register(signal.SIGUSR1, file=2)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)  # the tensors are small: more threads only wait for each other
+    torch.set_num_threads(1)  # tensors are small: more threads would only wait for each other
     for module in LAZY_MODULES:
         importlib.import_module(module)
     sys.path[:] = job["path"]
-    os.chdir(job["directory"])  # the fork server still stands where its parent once was
+    os.chdir(job["directory"])  # the fork server is still in the directory of its parent
     try:
         load_extensions_of(job["extensions"])
         loaded = load_pass(job["target"], job["options"])
     except TcverifyError as error:
         connection.send_bytes(message_of({"load_error": [error.message, error.hint]}))
         return
-    gc.freeze()  # collections need not look at what torch has imported, again and again
+    gc.freeze()  # garbage collections need not scan torch's objects again and again
     worker = os.getpid()
     limit_memory(job["memory"])
     resident = resident_bytes()
@@ -559,7 +560,7 @@ def _serve(connection: Connection, job_text: str) -> None:
                 loaded, program, None if rows is None else list(map(frozenset, decode_rewrite_requests(rows)))
             )
         if os.getpid() != worker:
-            os._exit(0)  # the pass has forked: a second answer would be taken for that to the next question
+            os._exit(0)  # the pass has forked: a second answer would be mistaken for that to the next question
         connection.send_bytes(encode_pair(pair, resident_bytes() - resident))
 
 

@@ -1,4 +1,4 @@
-"""Finds a pass by reference and makes it callable in one way: `gm -> gm | None`."""
+"""Loads a pass by reference and adapts it to one calling convention: `gm -> gm | None`."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class LoadedPass:
     Attributes:
         call: applies it to one rank's graph module.
         subject: the pass itself; `subject.rewrites` is read after a call where it exists.
-        contract: what it declares, or the defaults.
-        stages: of a pipeline, its passes in order; empty for a single pass.
+        contract: the one that it declares, or the default.
+        stages: the passes of a pipeline, in order; empty for a single pass.
     """
 
     call: Callable[[fx.GraphModule], Any]
@@ -42,11 +42,11 @@ class LoadedPass:
 def load_pass(target: str, options: Mapping[str, Any] | None = None) -> LoadedPass:
     """Load the pass at `module:attribute` or `path/file.py:attribute`, or a pipeline of such, joined by "+".
 
-    A class is made with `options` as keyword arguments; a function gets them with every call. Options of a pipeline name
+    A class is instantiated with `options` as keyword arguments; a function gets them with every call. Options of a pipeline name
     their stage: see `stage_options`.
 
     Raises:
-        PassLoadError: it cannot be found, imported, made or called as a pass.
+        PassLoadError: it cannot be found, imported, instantiated or called as a pass.
     """
     targets = stage_targets(target)
     if len(targets) == 1:
@@ -59,7 +59,7 @@ def load_pass(target: str, options: Mapping[str, Any] | None = None) -> LoadedPa
 
 
 def pipeline(stages: Sequence[LoadedPass], options: Mapping[str, Any]) -> LoadedPass:
-    """Make one pass of several that run one after the other. Its promises are those that the whole can keep."""
+    """Compose passes that run in sequence into one. Its promises are those that the whole can keep."""
 
     def call(gm: fx.GraphModule) -> fx.GraphModule:
         for stage in stages:
@@ -88,7 +88,8 @@ def pipeline(stages: Sequence[LoadedPass], options: Mapping[str, Any]) -> Loaded
 
 
 def _stage_name(subject: Any, target: str) -> str:
-    """What options call a stage: the name that a class or an instance gives itself, else that of the attribute."""
+    """The names by which options refer to a stage: the name that a class or an instance declares, or else that of
+    the attribute."""
     name = getattr(subject, "name", None)
     return name if isinstance(name, str) and name else target.rpartition(":")[2].split(".")[-1]
 
@@ -151,7 +152,8 @@ def _caller(subject: Any, where: str) -> Callable[[fx.GraphModule], Any]:
 
 
 def takes_graph(subject: Any) -> bool:
-    """Whether a pass says that it takes a `Graph`, as Inductor's custom passes do: by annotation, or as a `CustomGraphPass`."""
+    """Whether a pass declares that it takes a `Graph`, as Inductor's custom passes do: by annotation, or as
+    a `CustomGraphPass`."""
     custom = sys.modules.get("torch._inductor.custom_graph_pass")
     if custom is not None and isinstance(subject, custom.CustomGraphPass):
         return True
@@ -164,7 +166,7 @@ def takes_graph(subject: Any) -> bool:
 
 
 def apply_to_graph(subject: Callable[[fx.Graph], Any], gm: fx.GraphModule) -> Any:
-    """Call a pass on the graph of a module; a graph that it returns becomes one of a module."""
+    """Call a pass on the graph of a module; a returned graph is wrapped in a module."""
     returned = subject(gm.graph)
     if isinstance(returned, fx.Graph):
         return gm if returned is gm.graph else fx.GraphModule(gm, returned)
@@ -172,7 +174,7 @@ def apply_to_graph(subject: Callable[[fx.Graph], Any], gm: fx.GraphModule) -> An
 
 
 def source_hash(module: ModuleType | None) -> str:
-    """A hash of the file that a module is in, or "" where there is none."""
+    """A hash of the file of a module, or "" if there is none."""
     path = getattr(module, "__file__", None)
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] if path else ""
@@ -181,7 +183,7 @@ def source_hash(module: ModuleType | None) -> str:
 
 
 def importable_target(subject: Any) -> str | None:
-    """Return `module:attribute` when that names `subject` in a fresh process, else None."""
+    """Return `module:attribute` if that names `subject` in a fresh process, else None."""
     module, name = getattr(subject, "__module__", None), getattr(subject, "__qualname__", None)
     if not module or not name or module == "__main__" or "<" in name:
         return None
@@ -192,8 +194,8 @@ def importable_target(subject: Any) -> str | None:
 
 
 def reference_of(subject: Any) -> str | None:
-    """Return `module:attribute` when that names a pass in a fresh process: a function, a class, or an instance that is as its
-    class makes it without arguments."""
+    """Return `module:attribute` if that names a pass in a fresh process: a function, a class, or an instance equal to
+    one constructed without arguments."""
     target = importable_target(subject)
     if target is not None or inspect.isclass(subject) or inspect.isroutine(subject):
         return target

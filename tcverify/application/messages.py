@@ -1,4 +1,4 @@
-"""What a `Guarded` and its workers say to each other: a line of JSON, followed by programs as text, each once and on a line."""
+"""Messages between a `Guarded` and its workers: a line of JSON, followed by programs as text, each once and on one line."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tcverify.program.codec import decode
 
 
 def message_of(said: Any, programs: Sequence[str] = ()) -> bytes:
-    """Write a message: what is said as one line of JSON, followed by one line for each program. JSON has no newlines in it."""
+    """Write a message: one line of JSON, followed by one line for each program. This JSON contains no newlines."""
     return "\n".join([json.dumps(said), *programs]).encode()
 
 
 def parts_of(message: bytes) -> tuple[Any, list[bytes]]:
-    """What a message says, and the programs that come with it, unread. Raises ValueError for what is none."""
+    """The contents of a message, and the programs that come with it, unparsed. Raises ValueError for a malformed message."""
     said, *programs = message.split(b"\n")
     return json.loads(said), programs
 
@@ -81,7 +81,7 @@ def _decode_foreign(why: str, judged: Any) -> Foreign:
 
 
 def _encode_stages(pair: Pair, programs: _Programs) -> list[list[Any]]:
-    """Name and program of every stage, by number; None where there is none, -1 where it is that of the stage before."""
+    """Name and program of every stage, by number; None if there is none, -1 if it equals that of the previous stage."""
     rows: list[list[Any]] = []
     before: Program | None = pair.original
     for stage in pair.stages:
@@ -106,15 +106,15 @@ def _program_at(texts: list[bytes], number: int | None, where: str) -> Program |
 
 
 def _travels(pair: Pair) -> bool:
-    """Whether the rewritten program has to be sent: not when it cannot be, or when the other side has it already."""
+    """Whether the rewritten program has to be sent: not if it cannot be, or if the receiver has it already."""
     return pair.foreign is None and pair.rewritten is not pair.original
 
 
 def decode_pair(program: Program, data: Any, texts: list[bytes]) -> Pair:
-    """What a worker's message says of the pass on a program, which the asking side has: only what changed is sent.
+    """The result in a worker's message, about a program that the receiver has: only changes are sent.
 
     Args:
-        program: the one that the pass was applied to.
+        program: the one to which the pass was applied.
         data: the parsed first line of the message.
         texts: programs of the message, by number.
 
@@ -149,7 +149,7 @@ def decode_pair(program: Program, data: Any, texts: list[bytes]) -> Pair:
                 ],
             ),
         )
-    except ProgramError as error:  # what the pass left can be written, but makes no program
+    except ProgramError as error:  # the result of the pass can be serialized, but is not a program
         if isinstance(error.__cause__, UnsupportedOp):
             why = f"{error.__cause__.message}, but in the pass's process: name the module that registers it with --extension"
             return Pair(program, foreign=Foreign(why), listing=data["listing"])

@@ -10,13 +10,13 @@ from tcverify.application.edit_log import EditPlace
 from tcverify.execution import Comparison
 from tcverify.program import CollectiveStatistics, Program, RewriteRequest
 
-#: How a pass failed to return; also the kind of the finding.
+#: Ways in which a pass failed to return; also the kind of the finding.
 FailureKind: TypeAlias = Literal["pass-raised", "pass-timeout", "pass-died"]
 
 
 @dataclass(frozen=True, slots=True)
 class PassFailure:
-    """The pass did not return: it raised, ran out of time or took its process down.
+    """The pass did not return: it raised, exceeded its time limit or crashed its process.
 
     Attributes:
         rank: the rank whose graph it was given, when known.
@@ -31,15 +31,15 @@ class PassFailure:
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """Something wrong with what the pass returned, seen on the live graph module.
+    """A defect of what the pass returned, seen on the live graph module.
 
     Attributes:
         aspect: "return" (not a graph module), "lint", "code", "signature"; or of purity: "input-mutated", "unrepeatable",
             "hash-order", "not-idempotent", "second-application", "surroundings" (it changed torch's
-            global state); or of what the pass does to a form of the graph that only it sees, where it says so itself in an
+            global state); or of a form of the graph that only the pass sees, reported by the pass in an
             attribute `defects`: "nodes" (lost, new or doubled), "dependency" (two that depend on each other
             have swapped), "collective-order", "peak-memory", "comm-buffer".
-        stage: of a pipeline, the pass that it is about, where that is known.
+        stage: of a pipeline, the pass that it is about, if known.
     """
 
     aspect: str
@@ -51,10 +51,10 @@ class Defect:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One pass of a pipeline, and the program that it left.
+    """One pass of a pipeline, and the program that it returned.
 
     Attributes:
-        program: None for the last stage, which leaves the rewritten program, and where a program cannot be made of it.
+        program: None for the last stage, whose result is the rewritten program, and if the result is not a program.
     """
 
     name: str
@@ -63,10 +63,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """What the pass left cannot leave the process that made it: it holds submodules or foreign functions.
+    """The result of the pass cannot leave its process: it contains submodules or foreign functions.
 
     Attributes:
-        judged: the lockstep comparison made in that process, where it could be made.
+        judged: the lockstep comparison made in that process, if possible.
     """
 
     why: str
@@ -75,11 +75,11 @@ class Foreign:
 
 @dataclass(slots=True)
 class PassTrace:
-    """What was recorded of the pass at work, as far as that was asked for.
+    """What was recorded of the pass while it ran, as far as requested.
 
     Attributes:
         rewrites: those that the pass asked for on each rank (see `tcverify.rewrite`), in order.
-        reached: places of the pass's code that it reached for the first time in its process.
+        reached: locations of the pass's code that it reached for the first time in its process.
         looked: the nodes that each condition of the pass was about, by file and line: those in the variables of the function
             when the condition was evaluated.
         edited: by rank, the lines of the pass that edited each node, by its name.
@@ -93,11 +93,11 @@ class PassTrace:
 
 @dataclass(frozen=True, slots=True)
 class ScaledDown:
-    """What a program on small sizes stands for.
+    """What a scaled-down program represents.
 
     Attributes:
-        real: the program that the pass was given.
-        sizes: what each number of it became, those that stayed aside.
+        real: the program at its original sizes, given to the pass.
+        sizes: the new value of each number that changed.
     """
 
     real: Program
@@ -110,17 +110,17 @@ class Pair:
 
     Attributes:
         rewritten: None when the pass failed, declined, or left a graph that cannot run.
-        changed: whether any rank's graph changed (names aside, and metadata but for orders and places that it declares).
-        rewrites: what the pass says it rewrote, by pattern, summed over ranks.
+        changed: whether any rank's graph changed (except names and metadata, unless it declares orders or buffers).
+        rewrites: the rewrites that the pass reports, by pattern, summed over ranks.
         declined: the pass's reason for refusing the program (it raised `tcverify.Unsupported`).
-        again: the program after a second application, when that was asked for and changed it.
-        foreign: set where the rewritten program cannot leave the process that made it.
-        listing: the rewritten graph of rank 0 as text, where `rewritten` is None.
-        seconds: time that the pass took, all ranks together.
+        again: the program after a second application, if requested and changed by it.
+        foreign: set if the rewritten program cannot leave the process that made it.
+        listing: the rewritten graph of rank 0 as text, if `rewritten` is None.
+        seconds: time that the pass took, for all ranks together.
         stages: of a pipeline, those that ran; empty for a single pass.
-        statistics: what the pass says of each collective of rank 0; of a pipeline, what its stages say, one after the other.
-        outgrown: says that the pass's process took too much memory and was replaced.
-        scaled: set where the original here is the twin on small sizes of the program that the pass was given.
+        statistics: what the pass reports about each collective of rank 0; of a pipeline, the reports of its stages in order.
+        outgrown: a message if the pass's process took too much memory and was replaced.
+        scaled: set if the original here is the scaled-down version of the program given to the pass.
     """
 
     original: Program
@@ -143,11 +143,11 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class PassFacts:
-    """What loading a pass tells about it, JSON-able.
+    """Facts about a loaded pass, JSON-able.
 
     Attributes:
         name: for people.
-        target: "module:attribute", or "" when it cannot be imported by name.
+        target: "module:attribute", or "" if it cannot be imported by name.
         options: keyword options it was made with.
         source: hash of its source file, to notice when it has changed.
         contract: the promises it declares, by name.

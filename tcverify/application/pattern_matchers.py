@@ -1,4 +1,4 @@
-"""PyTorch's pattern matchers, asked match by match: passes that are made of patterns can be taken apart as they are.
+"""Controls PyTorch's pattern matchers match by match, so that passes made of patterns can be bisected without changes.
 
 Follows `PatternEntry.apply` of `torch/_inductor/pattern_matcher.py`, and `SubgraphMatcher.match` of
 `torch/fx/passes/utils/matcher_utils.py`, which is behind `torch.fx.replace_pattern`.
@@ -19,7 +19,7 @@ from tcverify.program import rewrite
 
 @contextlib.contextmanager
 def ask_before_matches() -> Iterator[None]:
-    """Let the pattern matchers that are imported ask for every match (see `tcverify.rewrite`) inside the block."""
+    """Make the imported pattern matchers ask permission for every match (see `tcverify.rewrite`) inside the block."""
     with contextlib.ExitStack() as stack:
         entry = getattr(sys.modules.get("torch._inductor.pattern_matcher"), "PatternEntry", None)
         for kind in _subclasses(entry) if entry is not None else ():
@@ -49,7 +49,7 @@ def _subclasses(kind: Any) -> Iterator[Any]:
 
 
 def _entry_asking(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """`PatternEntry.apply`, which rewrites one match, or leaves it as it is."""
+    """`PatternEntry.apply`, which rewrites one match or skips it."""
 
     @functools.wraps(apply)
     def asking(entry: Any, match: Any, graph: fx.Graph, node: fx.Node) -> Any:
@@ -59,7 +59,7 @@ def _entry_asking(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _pattern_name(entry: Any) -> str:
-    """What people call the pattern of an entry: its name, or that of the function that rewrites a match."""
+    """A readable name for the pattern of an entry: its own, or that of the function that rewrites a match."""
     named = getattr(entry, "pattern_name", None)
     if isinstance(named, str) and named:
         return named

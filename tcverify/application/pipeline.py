@@ -1,6 +1,6 @@
 """Pipelines: several passes, one after the other, that are verified as one pass.
 
-`tcverify.registry.pipelines` reads their names.
+`tcverify.registry.pipelines` parses their names.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tcverify.program.specs import InferredSpecs
 
 
 def refresh_metadata(graph: fx.Graph) -> None:
-    """Set `meta["val"]` of every call to what follows from the inputs; what cannot be inferred keeps what it has.
+    """Set `meta["val"]` of every call to what follows from the inputs; nodes that cannot be inferred keep theirs.
 
-    For stages that promise no metadata: the next stage is given what a propagation step between the two would leave.
+    For stages that promise no metadata: the next stage gets the metadata that a propagation step in between would set.
     """
     records = describe(graph)
     specs = InferredSpecs(getattr(graph.owning_module, "meta", {}).get("groups") or {})

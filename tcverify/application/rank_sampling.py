@@ -1,7 +1,8 @@
-"""On which ranks a pass is applied: on all of a few; of many that run the same, on some that tell what it does on the rest.
+"""The ranks on which a pass is applied: all of a few; of many with equal graphs, a sample that determines the result on
+the rest.
 
-What a pass writes into the graph of a rank may depend on where the rank stands in the mesh: offsets, sizes, members of groups.
-That is linear in its positions, or it is taken as not known, and the pass is applied on all ranks.
+What a pass writes into the graph of a rank may depend on the rank's position in the mesh: offsets, sizes, members of
+groups. Either it is linear in the position, or it counts as unknown and the pass is applied on all ranks.
 """
 
 from __future__ import annotations
@@ -14,25 +15,25 @@ from torch import fx
 
 from tcverify.program import Program, RankBinding
 
-#: What ranks run, by rank.
+#: The graphs of ranks, by rank.
 Modules: TypeAlias = Mapping[int, fx.GraphModule]
 
-#: Ranks that run the same up to which a pass is applied on each.
+#: Up to this many ranks with equal graphs, a pass is applied on each.
 EACH = 16
 
 
 class RanksDiffer(Exception):
-    """What a pass did on some ranks does not tell what it does on the others."""
+    """The result of a pass on some ranks does not determine its result on the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Ranks that run the same, of which some stand for all.
+    """Ranks with equal graphs, of which some represent all.
 
     Attributes:
         origin: one of them.
-        steps: by mesh dim, one that stands one place further than the origin in that dim, and as the origin in all others.
-        checks: further ones; what the others tell has to be true of them.
+        steps: by mesh dim, the rank one position after the origin in that dim, and at the same position in all others.
+        checks: additional ranks, used to validate the extrapolation.
         others: the rest.
     """
 
@@ -52,7 +53,7 @@ class AppliedRanks:
 
     Attributes:
         chosen: in order.
-        samples: of ranks that are not all chosen.
+        samples: sets of ranks of which only some are chosen.
     """
 
     chosen: tuple[int, ...]
@@ -64,7 +65,7 @@ class AppliedRanks:
 
     @classmethod
     def some_of(cls, program: Program) -> AppliedRanks:
-        """All ranks of a program of few; of one of many, some of those that run the same."""
+        """All ranks of a small program; for a large one, a sample of the ranks with equal graphs."""
         if program.world_size <= EACH or any(program.modules):
             return cls.all_of(program)
         chosen: list[int] = []
@@ -83,7 +84,7 @@ class AppliedRanks:
         return dict(zip(self.chosen, program.graph_modules(self.chosen), strict=True))
 
     def program_of(self, program: Program, modules: Modules) -> Program:
-        """The program in which the chosen ranks run these modules, and the others what follows from them.
+        """The program in which the chosen ranks run these modules, and the others run extrapolated graphs.
 
         Raises:
             Unlike: nothing follows.
@@ -116,7 +117,7 @@ def _sample(program: Program, ranks: list[int]) -> Sample:
 
 
 def _linear(program: Program, sample: Sample) -> bool:
-    """Whether the constants that the ranks have already are linear in their places."""
+    """Whether the existing constants of the ranks are linear in their positions."""
     known = {rank: program.ranks[rank] for rank in sample.chosen}
     try:
         found = _followed(program, sample, known)
@@ -126,7 +127,7 @@ def _linear(program: Program, sample: Sample) -> bool:
 
 
 def _followed(program: Program, sample: Sample, known: Mapping[int, RankBinding]) -> dict[int, RankBinding]:
-    """What the other ranks of a sample run. Raises `RanksDiffer`."""
+    """The graphs of the other ranks of a sample. Raises `RanksDiffer`."""
     first = known[sample.origin]
     if any(known[rank].graph != first.graph for rank in sample.chosen):
         raise RanksDiffer

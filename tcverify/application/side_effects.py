@@ -1,9 +1,10 @@
-"""What a pass may change beside its graph: torch's global state, the seeds of random numbers, and torch itself.
+"""Global state that a pass may change besides its graph: torch's settings, random seeds, and torch itself.
 
-A compiler runs passes in the process that trains or serves. A pass that leaves another default dtype behind changes programs that
-it has never seen; here it would change how the next one is judged. So all of this is put back after a pass, and named.
+A compiler runs passes in the process that trains or serves. A pass that changes the default dtype, for instance,
+affects unrelated programs; here it would affect how the next one is judged. So all of this state is restored after a
+pass, and changes are reported.
 
-What another thread changes meanwhile is taken for the pass's. What a module changes when it is imported is not looked at.
+Changes by other threads are attributed to the pass. Changes made by importing a module are ignored.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class GlobalSetting:
 
     Attributes:
         read: returns it, to be compared with `same`.
-        write: puts it back; None where that is impossible.
-        shown: whether its values say something to people.
+        write: restores it; None if that is impossible.
+        shown: whether its values are worth showing.
     """
 
     read: Callable[[], Any]
@@ -44,7 +45,7 @@ def _group() -> Any:
 
 
 def _default_device() -> torch.device | None:
-    """The device that was set; None where none was, which is not the same as the CPU: that device is a mode."""
+    """The device that was set; None if none was, which differs from setting the CPU: that is a mode."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if context is None else context.device
 
@@ -63,14 +64,14 @@ def _identical(a: list[Any], b: list[Any]) -> bool:
     return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
 
 
-#: Times that a generator of random numbers may come to the end of its 624 words while a pass draws from it.
+#: Number of times that a random number generator may exhaust its 624 words while a pass draws from it.
 _ROUNDS = 100
 
 
 def _drawn_on(before: Any, now: Any) -> bool:
     """Whether drawing numbers has led from one state of Python's generator to the other. A new seed does not.
 
-    To draw is no crime (modules do that when they are made), and stays: put back, a pass that does would seem to repeat itself.
+    Drawing is legitimate (modules do so when constructed) and is not undone: otherwise a randomised pass would seem repeatable.
     """
     words = now[1][:-1]
     if before[1][:-1] == words:
@@ -84,7 +85,7 @@ def _drawn_on(before: Any, now: Any) -> bool:
     return False
 
 
-#: Torch's global state, by what it is called, in the order in which it is put back: under a mode, what follows reads otherwise.
+#: Torch's global state, by name, in the order of restoration: under a mode, other reads give different results.
 SETTINGS: Mapping[str, GlobalSetting] = MappingProxyType(
     {
         "modes of dispatch": GlobalSetting(_get_current_dispatch_mode_stack, _dispatch_modes, _identical, shown=False),
@@ -112,7 +113,7 @@ SETTINGS: Mapping[str, GlobalSetting] = MappingProxyType(
     }
 )
 
-#: Where passes find torch's functions and classes. New names may come, as torch imports its parts when they are first used.
+#: Where passes find torch's functions and classes. New names may appear, as torch imports its parts on first use.
 _SPACES: Mapping[str, Any] = MappingProxyType(
     {
         "torch": torch,
@@ -128,10 +129,10 @@ _SPACES: Mapping[str, Any] = MappingProxyType(
 )
 
 
-#: What torch changes itself, with a setting.
+#: What torch itself changes along with a setting.
 _FOLLOWING = ("torch.Storage",)  # the default dtype
 
-#: What stands for a function in a class, without being callable.
+#: Attributes of a class that represent functions without being callable.
 _WRAPPED = (property, classmethod, staticmethod)
 
 
@@ -140,8 +141,8 @@ class GlobalChanges:
     """What has changed while it was watched.
 
     Attributes:
-        what: says it, one phrase each.
-        left: those that could not be put back.
+        what: the changes, one phrase each.
+        left: those that could not be restored.
     """
 
     what: list[str]
@@ -154,7 +155,7 @@ class GlobalChanges:
 
 @contextlib.contextmanager
 def watch_global_state() -> Iterator[GlobalChanges]:
-    """Watch torch's global state; at the end put back what is different, and say so in what this yields."""
+    """Watch torch's global state; at the end restore what has changed, and record it in the yielded object."""
     changed = GlobalChanges([], [])
     before = {name: setting.read() for name, setting in SETTINGS.items()}
     spaces = {name: dict(vars(owner)) for name, owner in _SPACES.items()}
@@ -177,13 +178,11 @@ def watch_global_state() -> Iterator[GlobalChanges]:
 
 
 def _unpatch(spaces: dict[str, dict[str, Any]], changed: GlobalChanges) -> None:
-    """Put torch's own functions and classes back where others stand in their place. `spaces` holds all names as they were."""
+    """Restore torch's own functions and classes if they were replaced. `spaces` holds all names as they were."""
     for space, known in spaces.items():
         owner = _SPACES[space]
         now = vars(owner)
-        if all(map(is_, known.values(), now.values())) and len(now) >= len(
-            known
-        ):  # new names stand behind the old ones
+        if all(map(is_, known.values(), now.values())) and len(now) >= len(known):  # new names come after the old ones
             continue
         for name, value in known.items():
             if (

@@ -159,7 +159,7 @@ def _placements(
 
 
 def _fitting(name: str, held: Mapping[int, CapturedInput], mesh: Mesh, placed: Placed) -> list[list[int]]:
-    """The ranks that hold a part of one global tensor; ranks whose shapes do not fit have inputs of their own."""
+    """The ranks that hold a part of one global tensor; ranks whose shapes do not fit have separate inputs."""
     if len({one.spec.dtype for one in held.values()}) > 1 or len({len(one.spec.shape) for one in held.values()}) > 1:
         return _by_shape(held)
     try:
@@ -269,7 +269,7 @@ def _is_unknown(one: CapturedInput) -> bool:
 
 
 def _unknown(mesh: Mesh, own: Collection[str]) -> Placed:
-    """How an input is placed of which no more is known than the dims over which every rank has values of its own."""
+    """The placement of an input of which only the dims are known over which every rank has its own values."""
     dims = [dim.name for dim in mesh.dims if any(len(group) > 1 for group in dim.groups)]
     return tuple((name, VARYING if name in own else UNKNOWN) for name in dims)
 
@@ -337,7 +337,7 @@ def for_all_ranks(captured: Captured, mesh: Mesh, rank: int = 0, rules: Sequence
     """Return what every rank runs, given the graph of one rank of a program that all run up to rank constants.
 
     Groups become those of the other ranks by the mesh dims; the arguments `rank` and `rank_group` of tensor_cast ops likewise.
-    Other integers that depend on the rank are told by `rules`.
+    `rules` define other integers that depend on the rank.
 
     Args:
         rank: whose graph it is.

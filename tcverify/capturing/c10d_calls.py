@@ -18,7 +18,7 @@ from torch import fx
 from tcverify.errors import ProgramError
 from tcverify.ops import define_ops, qualified_name
 
-#: Why some of them are not written anew.
+#: Why some of them are not rewritten.
 REASONS = {
     "allgather_coalesced_": "torch.distributed no longer calls it",
     "check_for_nan": "it only checks values",
@@ -60,7 +60,7 @@ def _is_eager(node: fx.Node) -> bool:
 
 
 class _Rewriter:
-    """Writes the calls anew, in place."""
+    """Rewrites the calls, in place."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module

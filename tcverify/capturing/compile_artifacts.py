@@ -94,7 +94,7 @@ class ArtifactText:
 
 
 def place_of(source: str) -> tuple[Path, int | None] | None:
-    """The file or folder that a source names, and which of its graphs, if any; None where it is no artifact.
+    """The file or folder that a source names, and which of its graphs, if any; None if it is not an artifact.
 
     Raises:
         ProgramError: it cannot be read.
@@ -274,7 +274,7 @@ class _Reader:
         return _fake(sizes, strides, 0, _DTYPES[match[1]])
 
     def _loaded(self) -> list[Any] | None:
-        """What `load_args` says of the inputs; None where there is none."""
+        """What `load_args` says about the inputs; None if there is none."""
         function = next((f for f in self._tree.body if isinstance(f, ast.FunctionDef) and f.name == "load_args"), None)
         if function is None:
             return None

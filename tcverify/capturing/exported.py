@@ -17,7 +17,7 @@ _ROLES: dict[str, InputRole] = {
 
 
 def capture_exported(exported: torch.export.ExportedProgram) -> Captured:
-    """What an exported program says of the rank that exported it."""
+    """What an exported program says about the rank that exported it."""
     state = {**exported.state_dict, **exported.constants}
     examples = iter(pytree.tree_leaves(exported.example_inputs) if exported.example_inputs is not None else ())
     facts = {}

@@ -1,4 +1,4 @@
-"""The groups that captured graphs name: found in the process that captured them, told by the user, made into mesh dims."""
+"""The groups that captured graphs name: found in the capturing process, declared by the user, turned into mesh dims."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def mesh_of(captures: Sequence[Captured], mesh: Mesh | None) -> tuple[Mesh, list
         mesh: the dims that the user names; groups that they do not have are added.
 
     Raises:
-        ProgramError: a group is not known, or lacks the rank that uses it.
+        ProgramError: a group is unknown, or lacks the rank that uses it.
     """
     world_size = len(captures)
     if mesh is not None and mesh.world_size != world_size:
@@ -154,13 +154,13 @@ def _dim_for(facts: GroupFacts, number: int, dims: dict[str, dict[int, tuple[int
 
 
 def mesh_of_sizes(sizes: Mapping[str, GroupSize], world_size: int | None) -> Mesh:
-    """The mesh of which groups are the dims, where nothing is known of them but their sizes.
+    """The mesh with the given groups as dims, if only their sizes are known.
 
     Groups are made dim by dim, the outermost first, and are named by numbers in that order. One as large as all the others
     together is the whole world.
 
     Args:
-        world_size: the number of ranks, where that is known; there is a further, outermost dim where there are more.
+        world_size: the number of ranks, if known; a further, outermost dim is added if there are more.
 
     Raises:
         ProgramError: so many ranks do not hold groups of these sizes.
@@ -226,7 +226,7 @@ def groups_from_sizes(sizes: Mapping[str, GroupSize], mesh: Mesh, rank: int) -> 
 
 
 def rank_at(sizes: Mapping[str, GroupSize], mesh: Mesh) -> int | None:
-    """The first rank that stands where it is said to stand in its groups; None where nothing is said, or none does."""
+    """The first rank at its declared position in its groups; None if nothing is declared, or no rank is."""
     for rank in range(mesh.world_size) if sizes else ():
         dims = {name: mesh.dim(str(facts.label)) for name, facts in groups_from_sizes(sizes, mesh, rank).items()}
         if dims and all(dim.position(rank) == sizes[name].position for name, dim in dims.items()):

@@ -12,7 +12,7 @@ from tcverify.ops import lookup, qualified_name
 
 #: Ops that begin collectives whose operands every member has its own of, by a part of their names.
 _OWN = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-#: Ops that change nothing but dtypes, beside those that only move values.
+#: Ops that change only dtypes, besides those that only move values.
 _CASTS = frozenset({"_to_copy", "convert_element_type", "clone", "contiguous", "copy", "copy_"})
 
 
@@ -28,7 +28,7 @@ def find_varying_inputs(graph: fx.Graph) -> dict[str, dict[str, None]]:
 
 
 def _group_of(node: fx.Node) -> str | None:
-    """The group of a collective to which every member contributes values of its own."""
+    """The group of a collective to which every member contributes its own values."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return None
     op = lookup(node.target)

@@ -38,7 +38,7 @@ _WRAPPERS = frozenset({"AsyncCollectiveTensor", "DTensor"})
 
 @dataclass(frozen=True, slots=True)
 class InputFacts:
-    """What is known of an input beside its shape. Fields: see `CapturedInput`."""
+    """What is known of an input besides its shape. Fields: see `CapturedInput`."""
 
     role: InputRole = "input"
     placements: tuple[tuple[str, Placement], ...] | None = None
@@ -158,7 +158,7 @@ def _traced(module: fx.GraphModule, example_inputs: Sequence[Any] | None) -> fx.
     held = [(b, b.detach().clone()) for b in module.buffers() if not isinstance(b, FakeTensor)]
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of gradients that nobody asks for
+            warnings.simplefilter("ignore")  # torch warns about unneeded gradients
             traced = make_fx(module, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
     except Exception as error:
         text = str(error).strip().splitlines() or [type(error).__name__]
@@ -176,7 +176,7 @@ def _traced(module: fx.GraphModule, example_inputs: Sequence[Any] | None) -> fx.
 
 
 def _require_plain(value: torch.Tensor, where: str) -> None:
-    """Refuse tensors that stand for others (DTensor): what a graph does with them it does not say."""
+    """Refuse tensors that wrap others (DTensor): a graph does not show what it does with them."""
     if is_traceable_wrapper_subclass(value):
         raise ProgramError(
             f"{where} is a {type(value).__name__}, and the graph does not show what happens to its parts",
@@ -253,7 +253,7 @@ class _Writer:
 
     @staticmethod
     def _constant(value: Any) -> Any:
-        """A value that is no tensor, for the graph to hold; objects (a device mesh) are handed on, never read."""
+        """A value that is not a tensor, for the graph to contain; objects (a device mesh) are passed on, never read."""
         return value if isinstance(value, (int, float, bool, str, torch.dtype)) else None
 
     def _attribute(self, node: fx.Node) -> None:
@@ -338,7 +338,7 @@ class _Writer:
         return bool(flat) and all(isinstance(v, (int, float, bool)) for v in flat)
 
     def _infer(self, made: fx.Node) -> None:
-        """Find the shape of a node whose metadata does not say it."""
+        """Infer the shape of a node whose metadata lacks it."""
 
         def known(value: Any) -> Any:
             return value.meta.get("val") if isinstance(value, fx.Node) else value

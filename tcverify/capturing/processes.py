@@ -1,7 +1,7 @@
-"""Captures the graphs of all ranks, each in a process of its own that believes to be that rank.
+"""Captures the graphs of all ranks, each in a separate process that acts as that rank.
 
 The process has a fake process group, whose collectives do nothing: models are parallelised and captured as on a cluster,
-without one. Whatever the user's code does there ends with the process.
+without one. All side effects of the user's code end with the process.
 """
 
 from __future__ import annotations

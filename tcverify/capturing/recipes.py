@@ -1,7 +1,7 @@
-"""How the values of captured inputs are made.
+"""Recipes for the values of captured inputs.
 
-Inputs and parameters are drawn anew: initial values (ones, zeros) would hide defects. Integers are drawn in the range that
-their readers allow. Buffers and constants keep their values where these are known: they are indices, tables and masks.
+Inputs and parameters are drawn at random: initial values (ones, zeros) would hide defects. Integers are drawn in the
+range that their readers allow. Buffers and constants keep their values if known: they are indices, tables and masks.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _KEEPS_RANGE = ("view", "reshape", "slice", "select", "unsqueeze", "squeeze", "e
 
 
 def recipe_of(node: fx.Node, spec: TensorSpec, role: InputRole, value: torch.Tensor | None) -> Recipe:
-    """How to make the values of the input that `node` reads.
+    """The recipe for the values of the input that `node` reads.
 
     Args:
-        value: what it held when it was captured, where that is known.
+        value: its value when it was captured, if known.
     """
     known = value is not None and not isinstance(value, FakeTensor) and value.numel() <= MAX_GIVEN
     kept = known and role in ("buffer", "constant") and not _unwritten(value)
@@ -62,7 +62,7 @@ def recipe_of(node: fx.Node, spec: TensorSpec, role: InputRole, value: torch.Ten
     return Recipe()
 
 
-#: How many elements of a tensor are looked at to tell it from that of another rank: reading all of a large model takes long.
+#: Number of elements of a tensor that are compared with that of another rank: reading all of a large model takes long.
 _LOOKED_AT = 4096
 
 
@@ -80,7 +80,7 @@ def digest_of(recipe: Recipe, role: InputRole, value: torch.Tensor | None) -> st
 
 
 def _unwritten(value: torch.Tensor | None) -> bool:
-    """Whether a value is memory that nobody has written: parameters that a fake process group was to bring often are."""
+    """Whether a value is uninitialised memory: parameters that a fake process group should have sent often are."""
     return value is not None and value.is_floating_point() and bool(value.isnan().any())
 
 
@@ -100,7 +100,7 @@ def _multiplies(node: fx.Node) -> bool:
     return any("mul" in name or "norm" in name for name in names)
 
 
-#: What integers are drawn below where nothing says what they are for.
+#: Upper bound of drawn integers whose purpose is unknown.
 DEFAULT_RANGE = 2
 
 

@@ -1,4 +1,4 @@
-"""What a captured graph says of one rank: the graph in plain form, its inputs, and the groups that it names. Data only."""
+"""The capture of one rank: the graph in plain form, its inputs, and the groups that it names. Data only."""
 
 from __future__ import annotations
 

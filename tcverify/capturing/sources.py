@@ -29,16 +29,16 @@ MAX_FILE = 64 << 20
 
 @dataclass(frozen=True)
 class UserFacts:
-    """What the user says of graphs beside themselves.
+    """What the user declares about graphs.
 
     Attributes:
         mesh: the mesh dims.
-        world_size: the number of ranks, where no mesh is given.
+        world_size: the number of ranks, if no mesh is given.
         groups: by name: a mesh dim, or its ranks on the ranks that are in it.
         placements: of inputs, by name and mesh dim.
-        rules: what integers depend on the rank, where one graph stands for all.
-        rank: whose graph a single one is.
-        spmd: whether one graph stands for all ranks, so that a function is asked for one.
+        rules: which integers depend on the rank, if one graph is used for all. rank:
+        the rank of a single graph. spmd:
+        whether one graph is used for all ranks, so that a function is called only once.
         seed: of the drawn values.
     """
 
@@ -65,11 +65,11 @@ def load(sources: Sequence[str], told: UserFacts) -> LoadedProgram:
     """Load one program: from one source, or from the graphs of all ranks in their order.
 
     A source is a tcverify program or counterexample (`.json`), an exported program (`.pt2`), or "module:function", which is
-    called on every rank, each in a process of its own.
+    called for every rank in a separate process.
 
     Raises:
         UsageError: a source is of no known kind, or options exclude each other.
-        ProgramError: it gives no program; the message says what is wrong with it, on which rank.
+        ProgramError: it is not a valid program; the message says what is wrong, and on which rank.
     """
     artifacts = _artifacts(sources)
     for text in sources if artifacts is None else ():
@@ -127,7 +127,7 @@ def _of_captures(captures: list[Captured], told: UserFacts, size: int | None) ->
 
 
 def _grouped(captured: Captured, told: UserFacts, mesh: Mesh | None, rank: int) -> Captured:
-    """Add what the user says of groups."""
+    """Add the user's declarations of groups."""
     groups = dict(captured.groups)
     used = group_names_in(captured.graph)
     for name, said in told.groups.items():
@@ -159,7 +159,7 @@ def _grouped(captured: Captured, told: UserFacts, mesh: Mesh | None, rank: int) 
 
 
 def _assumed(program: Program, captures: Sequence[Captured], told: UserFacts) -> list[str]:
-    """What is said of inputs that are placed as nobody has said."""
+    """The message about inputs with undeclared placements."""
     roles = {one.name: one.role for captured in captures for one in captured.inputs}
     known = {one.name for captured in captures for one in captured.inputs if one.placements is not None}
     known |= {name for name in roles if any(fnmatch.fnmatch(name, pattern) for pattern in told.placements)}

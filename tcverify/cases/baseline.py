@@ -8,10 +8,10 @@
       ]
     }
 
-Pass, kind and fingerprint say which findings an entry stands for (see `fingerprint`). Title and case are those that it was
-written for. The reason is for people: summaries show it, and nothing but people changes it.
+Pass, kind and fingerprint define which findings an entry covers (see `fingerprint`). Title and case are those of the
+original finding. The reason is for people: summaries show it, and only people change it.
 
-Reading one imports no torch: what is wrong with it is said at once.
+Reading a baseline does not import torch, so errors in it show at once.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def pass_reference(facts: PassFacts) -> str:
 
 
 def known_of(case: Counterexample) -> KnownFinding:
-    """Return the entry that stands for the finding of a case."""
+    """Return the entry that covers the finding of a case."""
     from tcverify.cases.fingerprint import fingerprint_of  # which takes torch; who has a case has it
 
     finding = case.finding

@@ -77,24 +77,24 @@ class Counterexample:
 
     Attributes:
         id: hash of the program, the pass reference and the kind of finding.
-        rewritten: the program after the pass, where it can be written down.
-        listing: the rewritten graph of rank 0 as text, where it cannot.
-        finding: the finding that it is kept for.
+        rewritten: the program after the pass, if it can be serialized.
+        listing: the rewritten graph of rank 0 as text, if it cannot.
+        finding: the finding for which it is kept.
         others: further findings on the same program.
         values: the largest difference per rank, for findings about values.
-        executors: who ran it, the last one confirming.
-        contract: promises that it was judged by.
+        executors: the executors that ran it; the last one confirmed it.
+        contract: the promises against which it was judged.
         size_drawn: compute nodes of the program as first drawn, before shrinking.
-        shrink_cut: whether shrinking ended for lack of time.
+        shrink_cut: whether shrinking ran out of time.
         deep: whether the finding needs a deep application (see `verify`).
-        pass_timeout: seconds that one application of the pass could take.
+        pass_timeout: time limit for one application of the pass, in seconds.
         domain: the requested number domain; see `verify`.
-        notes: (reason, sentence), what else the verdict says.
-        environment: versions of what it was found with.
-        statistics: what the pass says of each collective of rank 0.
-        blame: which of the pass's rewrites are to blame, where that was searched for.
-        made_by: the lines of the pass that edited the nodes that the finding is about, where they are known.
-        real_shapes: of inputs by name, where these are smaller here than in the program that was given.
+        notes: (reason, sentence) of the verdict's notes.
+        environment: versions of the software with which
+        it was found. statistics: the pass's report on each
+        collective of rank 0. blame: which of the pass's rewrites are to blame, if
+        that was determined. made_by: the lines of the pass that edited the nodes of the finding, if
+        known. real_shapes: of inputs by name, if these are smaller here than in the given program.
     """
 
     id: str
@@ -385,14 +385,14 @@ def _value(data: Any) -> RankValue:
 
 
 def find_counterexamples(where: str, directory: Path) -> list[Path]:
-    """Return the counterexample files that an id (or its beginning), a file or a directory stands for.
+    """Return the counterexample files for an id (or its prefix), a file or a directory.
 
     Args:
         where: what the user typed.
         directory: where reports are kept.
 
     Raises:
-        UsageError: it stands for nothing, or for several cases.
+        UsageError: nothing matches, or several cases do.
     """
     path = Path(where)
     try:

@@ -1,4 +1,4 @@
-"""What makes two findings the same one, whatever programs show them.
+"""Decides whether two findings are the same, independent of the programs that show them.
 
 A case's id contains its program, and two seeds shrink one defect to two programs. So a finding is recognised by the reference of
 the pass, its kind and a fingerprint: one line that people can read, made of what stays when the program changes.
@@ -33,7 +33,7 @@ from tcverify.explain.relations.relation import RelationKind
 from tcverify.ops import lookup, qualified_name
 from tcverify.program import Finding, Program
 
-#: Kinds that the first divergence explains, where there is one.
+#: Kinds that the first divergence explains, if there is one.
 _OF_VALUES = ("wrong-value", "rewritten-raises")
 
 #: Checks to which it matters what an op does to streams and storage, not which op it is.
@@ -50,7 +50,7 @@ _INSTALLED = re.compile(r"site-packages|dist-packages|/lib/python|^<")
 _OURS = f"{Path(__file__).parents[1]}/"
 _CALLS = re.compile(r"rank # calls \w+ while rank # calls \w+")
 
-#: Relations that one defect may show on one program and not on another: they go by the sizes and values that there are.
+#: Relations that one defect may show on one program and not on another: they depend on sizes and values.
 _OF_SIZES: frozenset[RelationKind] = frozenset({"sum", "addends", "partly", "not-finite"})
 _STAGE = re.compile(r" \(stage [^)]*\)$")
 _ON_RANK = re.compile(r" on the graph of rank \d+$")
@@ -62,10 +62,10 @@ def fingerprint_of(case: Counterexample) -> str:
 
 
 def fingerprint(program: Program, rewritten: Program | None, finding: Finding) -> str:
-    """Return what identifies a finding beside its pass and kind, in one line. Never raises for what a program contains.
+    """Return what identifies a finding besides its pass and kind, in one line. Never raises for any program.
 
     Args:
-        rewritten: the program after the pass, where it can be written down.
+        rewritten: the program after the pass, if it can be serialized.
     """
     ops = _ops(program, rewritten, by_role=finding.check in _OF_STREAMS)
     parts = [_identity(program, rewritten, finding, ops)]

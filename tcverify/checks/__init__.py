@@ -18,9 +18,9 @@ Check = Callable[[Evidence], Sequence[Said]]
 
 #: All checks by name, in the order in which they run.
 CHECKS: Registry[Check] = named.CHECKS
-CHECKS.load()  # processes that are forked from one that verifies have them all
+CHECKS.load()  # processes forked from one that verifies have all checks
 
-#: Names of the checks that come from elsewhere: what goes wrong in them is no error of tcverify.
+#: Names of the checks that extensions registered: exceptions in them are not errors of tcverify.
 _OWN: set[str] = set()
 
 
@@ -62,7 +62,7 @@ def register_evidence(kind: str, provider: Callable[[Evidence], Any]) -> None:
     Args:
         kind: lower-case words joined by hyphens or underscores. An earlier registration of this name is replaced.
         provider: takes `Evidence` and returns anything. It is called when a check first asks for the kind, once per program.
-            `evidence.request` has the original's run and what runs programs as it ran.
+            `evidence.request` has the original's run, and the executor with the settings of that run.
 
     Raises:
         UsageError: the name is taken or cannot be one, or the provider cannot be called.
@@ -80,14 +80,14 @@ def register_evidence(kind: str, provider: Callable[[Evidence], Any]) -> None:
     _OWN_EVIDENCE.add(kind)
 
 
-#: Kinds of evidence that come from elsewhere.
+#: Kinds of evidence that extensions registered.
 _OWN_EVIDENCE: set[str] = set()
 
 _PROTOCOL = "a check takes tcverify.Evidence and returns a list of tcverify.Finding, empty if nothing is wrong"
 
 
 def _own_findings(name: str, evidence: Evidence) -> Sequence[Said]:
-    """What a check of the user's says. Raises `UsageError`, with the place, where it raises or says something else."""
+    """Run a user's check. Raises `UsageError`, with the location, if it raises or returns anything but findings."""
     try:
         found = list(CHECKS[name](evidence))
     except Exception as error:
@@ -102,7 +102,7 @@ def apply_checks(names: list[str], evidence: Evidence, doubts: list[Doubt], note
     """Apply checks by name and return their findings.
 
     Args:
-        doubts, notes: what else they say is added here, each once.
+        doubts, notes: lists to which the checks' doubts and notes are added, each once.
 
     Raises:
         UsageError: a check of the user's raises, or returns something else.

@@ -1,4 +1,4 @@
-"""Collectives: every rank's calls match its peers', and nobody waits for ever."""
+"""Collectives: the calls of every rank match those of its peers, and no rank waits forever."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tcverify.program.finding import Doubt, Finding
 
 
 def check_collectives(evidence: Evidence) -> list[Finding | Doubt]:
-    """Report deadlocks, with their cycle, and collectives whose members disagree, as the model of lockstep decides them.
+    """Report deadlocks, with their cycle, and collectives on which members disagree, as modelled by lockstep.
 
-    Hosts block at waits there. A deadlock of host IR that streams would not have is a doubt.
+    There, hosts block at waits. A deadlock of host IR that would not occur on streams is a doubt.
     """
     rewritten = evidence.pair.rewritten
     for comparison in evidence.runs:

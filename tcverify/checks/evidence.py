@@ -1,6 +1,7 @@
-"""Evidence: what checks look at. Each kind is taken when it is first asked for, once.
+"""Evidence: the observations that checks judge. Each kind is collected once, when it is first needed.
 
-How a kind is taken says a provider, a file each in `tcverify.verification.evidence`; `tcverify.registry.evidence` names them.
+Providers define how a kind is collected, one file each in `tcverify.verification.evidence`;
+`tcverify.registry.evidence` lists them.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from tcverify.program import Contract, Doubt, Program
 from tcverify.registry.choices import DomainName
 from tcverify.registry.evidence import EVIDENCE
 
-#: What is measured of the original alone, and so holds for whatever is compared with it.
+#: Measurements of the original alone, which apply to any rewritten program.
 MEASURES = frozenset({"conditioning", "rounding", "op-laws"})
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceRequest:
-    """How evidence is to be taken.
+    """How evidence is to be collected.
 
     Attributes:
         baseline: the original's run in lockstep.
         lockstep: runs programs as `baseline` was run.
-        checks: names of those that will look at the evidence.
+        checks: names of the checks that will use the evidence.
         domain: the requested number domain: "float64", "native" or "exact".
-        deep: whether to look longer.
+        deep: whether to search longer.
         on_device: whether streams run on CUDA devices as well.
     """
 
@@ -49,7 +50,7 @@ class Evidence:
     Attributes:
         request: how to collect evidence; without it only given evidence is available.
         taken: the evidence that was given or collected, by kind.
-        measured: evidence on the same original, whose measurements hold here too.
+        measured: evidence on the same original, whose measurements apply here too.
         doubts: why kinds of evidence could not be collected.
         seconds: time that each kind took, without the kinds that it uses.
     """
@@ -63,10 +64,10 @@ class Evidence:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def take(self, kind: str) -> Any:
-        """Return evidence of a kind. None where there is none; where that is because something failed, a doubt says so.
+        """Return evidence of a kind, or None if there is none; if the reason is a failure, record a doubt.
 
         Raises:
-            UnsupportedOp, ExecutorError: a measurement fails, without which nothing can be judged.
+            UnsupportedOp, ExecutorError: a measurement fails that every judgement needs.
         """
         if kind in self.taken:
             return self.taken[kind]
@@ -86,13 +87,13 @@ class Evidence:
         return self.taken[kind]
 
     def doubt(self, doubt: Doubt) -> None:
-        """Note why evidence could not be taken, once."""
+        """Record why evidence could not be collected, once."""
         if doubt not in self.doubts:
             self.doubts.append(doubt)
 
     @property
     def runs(self) -> list[Comparison]:
-        """Comparisons of the two versions: in lockstep, in the domain that was asked for, and by the confirming executor."""
+        """Comparisons of the two versions: in lockstep, in the requested domain, and by the confirming executor."""
         found: list[Comparison] = list(self.take("lockstep") or ())
         in_domain: DomainRuns | None = self.take("domain")
         if in_domain is not None:
@@ -102,26 +103,26 @@ class Evidence:
 
     @property
     def rewritten(self) -> Program | None:
-        """The rewritten program, if the pass changed it and it ran to its end in lockstep, in this process."""
+        """The rewritten program, if the pass changed it and it ran to completion in lockstep, in this process."""
         ran: list[Comparison] = self.take("lockstep") or []
         finished = self.pair.changed and self.pair.foreign is None and bool(ran) and ran[0].rewritten.finished
         return self.pair.rewritten if finished else None
 
     @property
     def aside(self) -> str:
-        """Why the domain that was asked for did not run."""
+        """Why the requested domain did not run."""
         found = self.take("domain")
         return "" if found is None else str(found.aside)
 
     @property
     def again(self) -> Comparison | None:
-        """Comparison of the original with the program after a second application, when there is one."""
+        """Comparison of the original with the program after a second application, if there is one."""
         found: Comparison | None = self.take("second-application")
         return found
 
     @property
     def exploration(self) -> Exploration | None:
-        """What other orders of its streams showed, of a rewritten program that is lowered."""
+        """Results of a lowered rewritten program under other orders of its streams."""
         found: Exploration | None = self.take("stream-orders")
         return found
 
@@ -132,16 +133,16 @@ class Evidence:
 
     @property
     def arena(self) -> ArenaRun | None:
-        """What became of a rewritten program whose values live in communication buffers, with them in an arena."""
+        """Results of the rewritten program with its communication buffers in an arena, if it has any."""
         found: ArenaRun | None = self.take("arena")
         return found
 
     def explain(self) -> Explanation:
-        """Say why the versions differ in the exact domain where float64 sees nothing."""
+        """Explain why versions differ in the exact domain although they agree in float64."""
         return self.take("exact-difference") or Explanation("defect")
 
     def law(self, rewritten: Program) -> Doubt | None:
-        """Say on which law of an op it depends whether a rewrite that differs is equal to the original."""
+        """Name the law of an op on which the equality of the two versions depends."""
         needed: Callable[[Program], Doubt | None] | None = self.take("op-laws")
         return None if needed is None else needed(rewritten)
 
@@ -150,13 +151,13 @@ class Evidence:
         return self.take("conditioning") or {}
 
     def noise(self) -> Mapping[str, Noise]:
-        """Measure what rounding to the program's own dtypes makes of the original's outputs, by label."""
+        """Measure the effect of rounding to the program's own dtypes on the original's outputs, by label."""
         return self.take("rounding") or {}
 
 
 @dataclass(slots=True)
 class DomainRuns:
-    """Both versions in another number domain than float64.
+    """Both versions in a number domain other than float64.
 
     Attributes:
         aside: why they did not run there.
@@ -167,7 +168,7 @@ class DomainRuns:
 
 
 def doubt_of_error(error: TcverifyError) -> Doubt:
-    """The doubt that an executor's error leaves."""
+    """The doubt for an executor's error."""
     return Doubt("unsupported-op" if isinstance(error, UnsupportedOp) else "executor-failed", error.message)
 
 

@@ -1,4 +1,4 @@
-"""Metadata: `meta["val"]` of every rewritten node says what the node really produces."""
+"""Metadata: `meta["val"]` of every rewritten node describes what the node really produces."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _OWN = "give the node a tensor of its own, such as torch.empty_like(…) of what
 def check_metadata(evidence: Evidence) -> list[Finding | Doubt]:
     """Infer every node's spec from the recorded specs of its operands and compare it with what is recorded.
 
-    Judging each node by its own operands names the node that went wrong and not everything after it. Strides that no
-    access can tell apart do not count, and nodes that were inconsistent before the pass are skipped.
+    Judging each node by its own operands reports the faulty node and not everything after it. Strides that no access
+    can distinguish do not count, and nodes that were inconsistent before the pass are skipped.
     """
     rewritten = evidence.pair.rewritten
     promised = evidence.contract.metadata
     if rewritten is None or promised is False or evidence.pair.foreign is not None:
         return []
     if rewritten is evidence.pair.original:
-        return []  # the pass left it alone, metadata and all
+        return []  # the pass left it unchanged, including its metadata
     severity: Severity = "error" if promised else "hygiene"
     wrong = _inconsistent(rewritten)
     changed = _changed_boundary(evidence.pair.original, rewritten, severity)
@@ -53,9 +53,9 @@ _SHARES = "shares its storage"
 
 
 def _changed_boundary(original: Program, rewritten: Program, severity: Severity) -> Finding | None:
-    """What inputs are said to be, from which all else follows, must stay; and so must the dtypes of outputs.
+    """The metadata of inputs, from which all else follows, must not change; nor may the dtypes of outputs.
 
-    Values alone do not show the latter: in the float64 domain all floating dtypes are one.
+    Values do not show the latter: in the float64 domain all floating dtypes are one.
     """
     seen = set()
     for rank, (before, after) in enumerate(zip(original.ranks, rewritten.ranks, strict=True)):
@@ -97,12 +97,12 @@ def _outputs(graph: fx.Graph) -> list[tuple[str, Any] | None]:
 
 
 def _unannotated(program: Program) -> bool:
-    """Whether the program came without metadata, so that none can be asked of the pass."""
+    """Whether the program came without metadata, so that the pass need not provide any."""
     return any("val" not in node.meta for graph in program.graphs for node in graph.nodes if node.op != "output")
 
 
 def _inconsistent(program: Program) -> list[tuple[int, str, str]]:
-    """Return (rank, node, problem) for nodes whose record does not follow from their operands'."""
+    """Return (rank, node, problem) for nodes whose metadata does not follow from their operands'."""
     found = []
     for number, graph in enumerate(program.graphs):
         ranks = [rank for rank, binding in enumerate(program.ranks) if binding.graph == number]
@@ -118,20 +118,20 @@ def _inconsistent(program: Program) -> list[tuple[int, str, str]]:
 
 
 class _Records:
-    """What the nodes of a graph say they produce, each with the storage that it really has.
+    """What the nodes of a graph produce according to metadata, each with the storage that it really has.
 
-    Storage is followed from the placeholders on, apart from what is recorded: a record may keep the storage of an operand
-    that the pass has replaced, which harms nobody, as long as no two values that are apart share one.
+    Storage is tracked from the placeholders on, independently of metadata: a record may keep the storage of an operand
+    that the pass has replaced. That is harmless unless two values with separate storage share it.
     """
 
     def __init__(self, groups: Mapping[str, Sequence[int]]) -> None:
         self._values = InferredSpecs(groups)
         self._meaning: dict[
             int, tuple[int | None, str]
-        ] = {}  # recorded storage -> the real one, and the node that said so
+        ] = {}  # recorded storage -> the real one, and the node that recorded it
 
     def judge(self, node: fx.Node, constants: Mapping[str, Any], *, again: bool) -> str | None:
-        """Return what is wrong with the record of a node, or None. Nodes come in graph order.
+        """Return what is wrong with the metadata of a node, or None. Nodes come in graph order.
 
         Args:
             again: the node was judged before, with the constants of another rank.
@@ -168,7 +168,7 @@ class _Records:
 
 
 def _produces_nothing(node: fx.Node) -> bool:
-    """Whether a call has no result that metadata could be of."""
+    """Whether a call has no result that metadata could describe."""
     schema = schema_of(node.target) if node.op == "call_function" else None
     return schema is not None and not schema.returns
 

@@ -1,4 +1,4 @@
-"""Purity: the pass is a function of the graph it is given, and its result survives a second application."""
+"""Purity: the pass is a pure function of its graph, and its result survives a second application."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _data(defect: Defect) -> dict[str, str]:
 
 
 def _severity(defect: Defect) -> Severity:
-    """A changed input harms only who keeps it: nobody does in a compiler that goes on with what the pass returns."""
+    """A changed input harms only callers that keep it; a compiler continues with the result of the pass."""
     return "hygiene" if defect.aspect == "input-mutated" else "error"
 
 

@@ -20,7 +20,7 @@ _KINDS = {
 
 
 def check_structure(evidence: Evidence) -> list[Finding | Doubt]:
-    """Report what lint, code generation and the comparison of signatures saw."""
+    """Report the results of lint, code generation and the comparison of signatures."""
     findings: list[Finding | Doubt] = []
     for defect in evidence.pair.defects:
         if defect.aspect in _KINDS:

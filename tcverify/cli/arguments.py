@@ -1,6 +1,6 @@
-"""Reads what the command line and the configuration say: passes, meshes, times, names.
+"""Parses the command line and the configuration: passes, meshes, times, names.
 
-Nothing of torch is imported for that but where a module of the user's is named that is to be loaded.
+This imports torch only if a module of the user, which has to be loaded, imports it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tcverify.system.files import write_atomically
 
 
 def load_configured_extensions(path: Path) -> None:
-    """Load the extensions, and declare the laws of ops, that [tool.tcverify] of a pyproject.toml names.
+    """Load the extensions and declare the laws of ops that [tool.tcverify] of a pyproject.toml names.
 
-    Files are seen from where that lies.
+    Paths are relative to that file.
 
     Raises:
-        UsageError: it cannot be read, an extension cannot be imported, or a law is none.
+        UsageError: the file cannot be read, an extension cannot be imported, or a law is malformed.
     """
     for reference in _listed(path, "extension", "mycompiler.ops"):
         load_extension(str(path.parent / reference) if reference.endswith(".py") else reference)
@@ -48,7 +48,7 @@ def _listed(path: Path, name: str, example: str) -> list[str]:
 
 
 def parse_pairs(values: Sequence[str], option: str) -> dict[str, str]:
-    """Read values of the form name=value. Raises UsageError."""
+    """Parse values of the form name=value. Raises UsageError."""
     found: dict[str, str] = {}
     for value in values:
         key, separator, text = value.partition("=")
@@ -61,7 +61,7 @@ def parse_pairs(values: Sequence[str], option: str) -> dict[str, str]:
 
 
 def parse_names(text: str, known: Sequence[Word], what: str) -> list[Word]:
-    """Read known names that are separated by commas. Raises UsageError for other names, or none."""
+    """Parse known names, separated by commas. Raises UsageError for unknown names, or none at all."""
     found: list[Word] = []
     for name in (part.strip() for part in text.split(",") if part.strip()):
         if not is_one_of(name, known):
@@ -73,10 +73,10 @@ def parse_names(text: str, known: Sequence[Word], what: str) -> list[Word]:
 
 
 def parse_checks(text: str | None) -> list[str] | None:
-    """Read --checks: names, and references module:attribute of checks, which are registered under the attribute's name.
+    """Parse --checks: names, or references module:attribute to checks, which are registered under the attribute's name.
 
     Returns:
-        The names; None, which stands for all, where none are given.
+        The names, or None, which means all, if none are given.
 
     Raises:
         UsageError: there is no such check.
@@ -95,9 +95,9 @@ def parse_checks(text: str | None) -> list[str] | None:
 
 
 def _referenced(text: str, what: str) -> tuple[str, Any]:
-    """Return the name in `text` and None; of a reference module:attribute, the attribute's name and what it is.
+    """Return the name in `text` and None; for a reference module:attribute, the attribute's name and its value.
 
-    The module is loaded as an extension: it may register what every process needs.
+    The module is loaded as an extension, since it may register things that every process needs.
     """
     module_name, _, attribute = text.rpartition(":")
     if not module_name:
@@ -110,11 +110,11 @@ def _referenced(text: str, what: str) -> tuple[str, Any]:
 
 
 def parse_target(name: str) -> str:
-    """Return the reference of a pass, or of a pipeline "first+second": built-in names are resolved, the rest must look like
-    module:attribute.
+    """Return the reference of a pass, or of a pipeline "first+second". Built-in names are resolved; anything else must have the
+    form module:attribute.
 
     Raises:
-        UsageError: it does not.
+        UsageError: it has another form.
     """
     stages = split_stages(name, lambda piece: piece in BUILTIN or ":" in piece)
     if len(stages) > 1:
@@ -135,12 +135,13 @@ def parse_target(name: str) -> str:
 
 
 def parse_strategies(given: str | None, passes: Sequence[str | None]) -> list[str | None]:
-    """Return the strategy for each pass (None: it has no name) as the command line names it: the given one, or what suits it.
+    """Return the strategy for each pass (None: it has no name), named as on the command line: the given one or several, or
+    else the default of the pass.
 
-    A reference module:attribute is registered under the attribute's name. None: what suits the pass is to be found out.
+    A reference module:attribute is registered under the attribute's name. None: strategies have to be found by trial.
 
     Raises:
-        UsageError: there is no such strategy, or several cannot be drawn from.
+        UsageError: there is no such strategy, or strategies cannot be combined.
     """
     if given is not None:
         name, programs = _referenced(given, "strategy")
@@ -159,16 +160,16 @@ def parse_strategies(given: str | None, passes: Sequence[str | None]) -> list[st
 
 
 def list_covered_modules(name: str) -> list[str]:
-    """Return the modules whose code counts as that of a pass, or of a pipeline; none: the files that define it.
+    """Return the modules whose code counts as that of a pass or pipeline; an empty list means the files that define it.
 
-    PyTorch's own passes are called by classes of ours, which are not what is verified.
+    Adapter classes of tcverify call PyTorch's own passes; they are not what is verified.
     """
     stages = split_stages(name, lambda piece: piece in BUILTIN or ":" in piece)
     return [subject(stage).source.partition(":")[0] for stage in stages if stage.startswith(PREFIX)]
 
 
 def list_option_draws(name: str, fixed: Collection[str]) -> dict[str, Sequence[Any]]:
-    """Return the values from which options of a pass, or of the stages of a pipeline, are drawn with each program.
+    """Return the values from which the options of a pass, or of the stages of a pipeline, are drawn for each program.
 
     Args:
         fixed: options that the user has given.
@@ -184,16 +185,16 @@ def list_option_draws(name: str, fixed: Collection[str]) -> dict[str, Sequence[A
 def parse_meshes(
     world_size: str | None, mesh: str | None, most: int = MAX_RANKS
 ) -> list[tuple[str, dict[str, int] | None, int]]:
-    """Read --world-size and --mesh.
+    """Parse --world-size and --mesh.
 
     Args:
-        most: ranks that there may be.
+        most: largest number of ranks.
 
     Returns:
-        Name, sizes of the dims of the mesh (None for drawn ones) and world size of each campaign.
+        Name, sizes of the mesh dims (None for drawn sizes) and world size of each campaign.
 
     Raises:
-        UsageError: they make no sense.
+        UsageError: they are invalid.
     """
     if mesh is not None:
         if world_size is not None:
@@ -213,7 +214,7 @@ def parse_meshes(
 
 
 def parse_one_mesh(world_size: str | None, mesh: str | None) -> tuple[dict[str, int] | None, int | None]:
-    """Read --world-size and --mesh for one program: sizes of the dims of the mesh, and the number of ranks. Raises UsageError."""
+    """Parse --world-size and --mesh for one program: sizes of the mesh dims, and the number of ranks. Raises UsageError."""
     if world_size is None and mesh is None:
         return None, None
     found = parse_meshes(world_size, mesh, MOST_RANKS)
@@ -223,7 +224,7 @@ def parse_one_mesh(world_size: str | None, mesh: str | None) -> tuple[dict[str, 
 
 
 def parse_groups(values: Sequence[str]) -> dict[str, str | list[tuple[int, ...]]]:
-    """Read --group NAME=DIM and --group NAME=0,1;2,3. Raises UsageError."""
+    """Parse --group NAME=DIM and --group NAME=0,1;2,3. Raises UsageError."""
     found: dict[str, str | list[tuple[int, ...]]] = {}
     for name, text in parse_pairs(values, "--group").items():
         parts = [part.strip() for part in text.split(";") if part.strip()]
@@ -256,7 +257,7 @@ def _require_ranks(size: int, most: int) -> None:
 
 
 def parse_seconds(text: str) -> float:
-    """Read a time: 90s, 30m, 8h, or a number of seconds. Raises UsageError."""
+    """Parse a time: 90s, 30m, 8h, or a number of seconds. Raises UsageError."""
     units = {"s": 1, "m": 60, "h": 3600}
     number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
     try:
@@ -269,8 +270,8 @@ def parse_seconds(text: str) -> float:
 
 
 def read_known_findings(read: Path | None, write: Path | None) -> Baseline | None:
-    """Read the known findings of --baseline, and of --write-baseline if that file is there. Where both name a finding, the first
-    one's reason stands.
+    """Read the known findings of --baseline, and of --write-baseline if that file exists. If both list a finding, the
+    reason in the first one is used.
 
     Raises:
         UsageError: a file is missing, malformed or cannot be written.
@@ -288,7 +289,7 @@ def read_known_findings(read: Path | None, write: Path | None) -> Baseline | Non
 
 
 def require_writable(directory: Path, hint: str) -> None:
-    """Raise UsageError unless files can be written in a directory, which is made when missing."""
+    """Raise UsageError unless files can be written to a directory, which is created if missing."""
     probe = directory / ".writable"
     write_atomically(probe, "", hint)
     probe.unlink(missing_ok=True)

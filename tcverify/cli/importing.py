@@ -1,4 +1,4 @@
-"""Imports what does the work of a command, which takes seconds: once its arguments are found right, and not for help."""
+"""Imports the code that does the work of a command, which takes seconds: after arguments are validated, and never for help."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Iterator
 from tcverify.errors import UsageError
 from tcverify.system import start_server
 
-#: Commands that apply passes or start ranks, which takes processes.
+#: Commands that apply passes or start ranks, and so need processes.
 START_PROCESSES = ("run", "check", "replay")
 
 
 def begin_server() -> None:
-    """Start what processes are forked from, unless it runs: it imports what this process imports, one beside the other."""
-    with contextlib.suppress(UsageError):  # the command tells, if it comes to start a process
+    """Start the process that others are forked from, unless it runs. It imports what this process imports, at the same time."""
+    with contextlib.suppress(UsageError):  # the command reports it, if it starts a process at all
         start_server()
 
 
 @contextlib.contextmanager
 def importing(*, processes: bool = False) -> Iterator[None]:
-    """Stands around the import of what does the work of a command.
+    """Context for the import of the code that does the work of a command.
 
     Args:
-        processes: whether the command starts some.
+        processes: whether the command starts processes.
 
     Raises:
         UsageError: torch cannot be imported.
@@ -37,9 +37,9 @@ def importing(*, processes: bool = False) -> Iterator[None]:
         raise UsageError(
             f"torch cannot be imported: {error}", "run `python -c 'import torch'` to see the cause"
         ) from error
-    torch.set_num_threads(1)  # the tensors are small: more threads only wait for each other
+    torch.set_num_threads(1)  # tensors are small: more threads would only wait for each other
     yield
-    if not gc.isenabled():  # `tcverify.__main__` has put it off
+    if not gc.isenabled():  # disabled in `tcverify.__main__`
         gc.freeze()
         gc.enable()
 

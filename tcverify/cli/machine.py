@@ -14,17 +14,17 @@ from tcverify.program import PARTIAL, InputSpec, Mesh, spmd_program
 
 
 def has_gloo() -> bool:
-    """Whether this torch can make process groups on the CPU."""
+    """Whether this torch supports process groups on the CPU."""
     return dist.is_available() and dist.is_gloo_available()
 
 
 def has_nccl() -> bool:
-    """Whether this torch can make process groups on CUDA devices, and there is one."""
+    """Whether this torch supports process groups on CUDA devices, and a device is present."""
     return dist.is_available() and dist.is_nccl_available() and torch.cuda.is_available()
 
 
 def require_backend(confirm: str, option: str = "--confirm") -> None:
-    """Raise UsageError unless this machine has the process group ("gloo", "nccl" or "none") that an option asks for."""
+    """Raise UsageError unless this machine supports the process group ("gloo", "nccl" or "none") that an option asks for."""
     if confirm == "gloo" and not has_gloo():
         raise UsageError(
             "this torch is built without gloo", f"use {option} none (lockstep only), or install a torch with gloo"
@@ -34,7 +34,7 @@ def require_backend(confirm: str, option: str = "--confirm") -> None:
 
 
 def facts() -> dict[str, str]:
-    """Return what this machine has, by name."""
+    """Return the capabilities of this machine by name."""
     nccl = (
         f"available, {torch.cuda.device_count()} CUDA devices"
         if has_nccl()
@@ -58,7 +58,7 @@ def _streams() -> str:
 
 
 def try_collective() -> str | None:
-    """Run one all_reduce in lockstep and on two gloo ranks; return the problem, or None."""
+    """Run one all_reduce in lockstep and on two gloo ranks; return the problem, if any."""
     x = InputSpec("x", (4,), placements=(("tp", PARTIAL),))
     mesh = Mesh.grid({"tp": 2})
     program = spmd_program(mesh, [x], lambda b: b.call("tensor_cast::all_reduce", b.input("x"), b.rank, b.group("tp")))

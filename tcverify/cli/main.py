@@ -1,6 +1,6 @@
-"""The command line: the group of commands, each of which is imported when it is asked for, and what errors come to.
+"""The command line: the group of commands, which are imported on demand, and the handling of errors.
 
-What can be said without torch is said without it: versions, help, completions, what is wrong with options.
+Versions, help, completions and errors in options do not need torch, so they do not import it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tcverify.registry.registry import Registry
 from tcverify.report.sanitize import error_text
 from tcverify.system.configuration import configuration
 
-#: The commands; the module of each holds its options and what it does.
+#: The commands; the module of each defines its options and its action.
 COMMANDS: Registry[click.Command] = Registry(
     {
         "run": "tcverify.cli.commands.run:run",
@@ -36,20 +36,20 @@ COMMANDS: Registry[click.Command] = Registry(
     }
 )
 
-#: Those whose options [tool.tcverify] sets: one table serves both, each takes the options that it has.
+#: Commands whose options [tool.tcverify] sets. They share one table; each takes the options that it has.
 _CONFIGURED = ("run", "check")
 
-#: What the system says when a file cannot take more.
+#: Errors of the system when a file cannot be written any more.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _silence() -> None:
-    """Keep the interpreter from complaining at its exit that standard output takes nothing, as we have done already."""
+    """Keep the interpreter from reporting at exit that standard output is closed: we have reported it already."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Group(click.Group):
-    """Turns errors into one message and an exit code."""
+    """Turns an error into a message and an exit code."""
 
     def invoke(self, context: click.Context) -> Any:
         debug = context.params.get("debug", False)
@@ -61,7 +61,7 @@ class _Group(click.Group):
             click.echo("interrupted", err=True)
             context.exit(INTERRUPTED)
         except BrokenPipeError:
-            _silence()  # whoever read our output has left (`tcverify run | head`)
+            _silence()  # the reader of our output is gone (`tcverify run | head`)
             context.exit(FAILED)
         except TcverifyError as error:
             if debug:
@@ -101,7 +101,7 @@ def main(context: click.Context, debug: bool) -> None:
 
 
 def _options(command: click.Command) -> set[str]:
-    """Names of the options of a command that a configuration may set."""
+    """Names of the options of a command that a configuration file may set."""
     apart = ("sources", "extension", "op_law", "save")
     return {param.name for param in command.params if param.name is not None and param.name not in apart}
 

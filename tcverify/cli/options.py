@@ -1,4 +1,5 @@
-"""Options that several commands have: each is defined once, and read where it is defined. Their names are those of `Settings`."""
+"""Options that several commands share. Each is defined once, together with the code that reads it. Their names are
+those of `Settings`."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def _together(*options: Callable[[F], F]) -> Callable[[F], F]:
 def completing(
     known: Callable[[], Iterable[str]], separator: str = ","
 ) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """What completes names in a shell, the last one where there are several; where none fits, it is left to the shell."""
+    """Shell completion of names, of the last one in a list; if none matches, the shell completes."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         before, between, last = incomplete.rpartition(separator)
@@ -51,7 +52,7 @@ complete_passes = completing(lambda: (*BUILTIN, *(PREFIX + name for name in SUBJ
 
 
 def read_by(parse: Callable[[Any], Any], absent: Any = None) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """A callback that reads what an option is given; `absent` stands for nothing. Completions do without."""
+    """A callback that parses the value of an option; `absent` is the value without the option. Skipped during completion."""
 
     def read(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
         if context.resilient_parsing:
@@ -62,7 +63,7 @@ def read_by(parse: Callable[[Any], Any], absent: Any = None) -> Callable[[click.
 
 
 def _executor(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    """The name of an executor, also of one that an extension registers, or none."""
+    """The name of an executor, including those that extensions register, or "none"."""
     known = [*EXECUTORS, "none"]
     if value not in known:
         raise click.BadParameter(f"{value!r} is not one of {', '.join(map(repr, known))}.", context, parameter)
@@ -70,7 +71,7 @@ def _executor(context: click.Context, parameter: click.Parameter, value: str) ->
 
 
 def _load(context: click.Context, parameter: click.Parameter, references: tuple[str, ...]) -> None:
-    """Load the extensions that the configuration names, and these. Completions do without: they are to come at once."""
+    """Load the extensions that the configuration names, and the given ones. Skipped during completion, which must be fast."""
     if context.resilient_parsing:
         return
     configured = Path("pyproject.toml")
@@ -88,7 +89,7 @@ def _declare(context: click.Context, parameter: click.Parameter, laws: tuple[str
 
 def _checks(text: str) -> list[str] | None:
     if ":" in text:
-        begin_server()  # it is a module of the user's, most of which import torch
+        begin_server()  # it is a module of the user, and most of these import torch
     return arguments.parse_checks(text)
 
 
@@ -107,7 +108,7 @@ bisect = click.option("--bisect", is_flag=True, help="Find the rewrites of the p
 
 
 def verification(*, pass_timeout: float, shrink_time: float) -> Callable[[F], F]:
-    """What is checked, and how: with these defaults, in seconds."""
+    """What is checked, and how: the defaults take seconds."""
     return _together(
         click.option("--checks", default=None, callback=read_by(_checks), shell_complete=completing(lambda: CHECKS),
                      help=f"Checks to apply, any of {', '.join(CHECKS)}. [default: all]"),

@@ -44,13 +44,14 @@ def run(
 
     Args:
         pass_: a built-in name, "module:attribute", "path/to/file.py:attribute", a pipeline "first+second", or a class, a
-            function or an instance. What can be imported by name runs in a worker process; anything else, such as a function of
-            a notebook, runs in this process, unprotected from a hang.
+            function or an instance. A pass that can be imported by name runs in a worker process; any other, such as a function
+            defined in a notebook, runs in this process, without protection from hangs.
         world_size: numbers of ranks; `mesh`: one mesh for all programs instead, e.g. {"dp": 2, "tp": 2}.
-        strategy: names of strategies, separated by commas; None tries the pass on all and takes those that it changes most.
-        max_examples, max_time: programs, and seconds, per mesh.
-        seed: of the programs; None takes a new one.
-        contract: promises by name that change what the pass declares.
+        strategy: names of strategies, separated by commas; None tries the pass on all, and takes those whose programs it changes
+            most often.
+        max_examples, max_time: number of programs, and seconds, per mesh.
+        seed: of the programs; None draws one.
+        contract: promises by name, which override what the pass declares.
         console: shows what `tcverify run` shows; None shows nothing.
 
     The other arguments are the options of `tcverify run`. Counterexamples are written to `report_dir`.

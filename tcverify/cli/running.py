@@ -1,4 +1,4 @@
-"""Runs campaigns and tells about them: what the commands `run` and `check` share."""
+"""Runs campaigns and reports on them: shared by the commands `run` and `check`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from tcverify.workers.driver import recover_cases as recover_workers
 
 STATE_DIR = Path(".tcverify")
 
-#: Strategies that a run names, of those that it draws from.
+#: Most strategies that a run lists by name.
 NAMED = 5
 
 
@@ -71,9 +71,9 @@ class MeshJob:
     """The programs of one mesh.
 
     Attributes:
-        mesh: names the mesh, or what else the programs have in common, for reports.
-        drawings: which programs are drawn, for each of the passes in their order.
-        programs: what draws them; made of the drawings where there are some.
+        mesh: name of the mesh, or of whatever the programs have in common, for reports.
+        drawings: which programs are drawn, for each pass in order.
+        programs: the source of programs; made from the drawings, if any.
     """
 
     mesh: str
@@ -83,7 +83,7 @@ class MeshJob:
 
 
 def prepare_directories(settings: Settings, console: Console) -> None:
-    """See that results can be written, and keep what an earlier run left when it died.
+    """Make sure that results can be written, and recover what a crashed run left behind.
 
     Raises:
         UsageError: a directory cannot be written, or the machine lacks the process group.
@@ -119,7 +119,7 @@ class RunResult:
 
     @property
     def status(self) -> CampaignVerdict:
-        """The worst verdict of the campaigns."""
+        """The worst verdict of all campaigns."""
         verdicts = {campaign.verdict for campaign in self.campaigns}
         return next((one for one in get_args(CampaignVerdict)[1:] if one in verdicts), "passed")
 
@@ -145,7 +145,7 @@ def run_campaigns(settings: Settings, jobs: Sequence[MeshJob], console: Console)
     """Verify every pass on every job's programs.
 
     Raises:
-        TcverifyError, or whatever else goes wrong in tcverify itself.
+        TcverifyError, or any exception that a bug of tcverify itself raises.
     """
     terminal = TerminalReport(console, settings.report_dir, kernels=settings.kernels)
 
@@ -171,7 +171,7 @@ def run_campaigns(settings: Settings, jobs: Sequence[MeshJob], console: Console)
             for target, covered in zip(settings.targets, settings.covered or itertools.repeat(unasked), strict=False)
         ]
         if crew is None and (settings.max_examples is None or settings.max_examples >= DEEP_EVERY):
-            start_ahead()  # now that the first workers have what they need, on machines of few cores
+            start_ahead()  # now that the first workers have their inputs; this matters on machines with few cores
         coverages = [
             Coverage(subject.files) if settings.covered is not None and isinstance(subject, Guarded) else None
             for subject in subjects
@@ -205,7 +205,7 @@ def run_campaigns(settings: Settings, jobs: Sequence[MeshJob], console: Console)
                             strategy=job.drawings[number].strategy if job.drawings else None,
                             search=searches[number],
                         )
-                        if crew is None or not isinstance(subject, Guarded):  # no worker has what nothing names
+                        if crew is None or not isinstance(subject, Guarded):  # workers cannot import such a pass
                             finished = Campaign(subject, plan, executor, subscribers).run()
                         else:
                             drawing = job.drawings[number]
@@ -233,7 +233,7 @@ def run_campaigns(settings: Settings, jobs: Sequence[MeshJob], console: Console)
 
 
 def _subject(target: Any, settings: Settings, covered: Sequence[str] | None = None) -> Subject:
-    """A pass in a process of its own, or, where nothing names it, in this one."""
+    """A pass in a process of its own or, without a reference, in this process."""
     if isinstance(target, str):
         return Guarded(target, settings.pass_option, timeout=settings.pass_timeout, covered=covered)
     return InProcess(prepare_pass(target, "", settings.pass_option))
@@ -242,12 +242,12 @@ def _subject(target: Any, settings: Settings, covered: Sequence[str] | None = No
 def _with_strategies(
     jobs: Sequence[MeshJob], settings: Settings, tell: Callable[[str], None]
 ) -> tuple[list[MeshJob], list[tuple[CorpusCase, ...]]]:
-    """Find strategies for the passes that have none yet, and make all strategies, so that what cannot be drawn is refused now.
+    """Find strategies for passes without one, and create all strategies now, so that errors show before the run.
 
-    Each pass is tried on programs like those of the first job, in a process of its own: what it reaches there does not count.
+    Each pass is tried on programs like those of the first job, in a process of its own, so that this does not count as coverage.
 
     Returns:
-        The jobs with strategies; and for each pass what is to be verified first of the first job.
+        The jobs with strategies, and for each pass the program that its first job verifies first.
     """
     drawings = list(jobs[0].drawings)
     first: list[tuple[CorpusCase, ...]] = [()] * len(settings.targets)
@@ -273,14 +273,14 @@ def _with_strategies(
 
 
 def _search(subject: Subject, settings: Settings, job: MeshJob, number: int) -> ProgramSearch | None:
-    """What makes programs for the pass of this number of what it did with others, where that is asked for."""
+    """The search that derives programs for the pass of this number from earlier ones, if enabled."""
     if not settings.search or not job.drawings or not is_searchable(job.drawings[number].strategy):
         return None
     return search_of(subject, settings.seed, settings.max_examples)
 
 
 def _blamer(settings: Settings, contract: Contract) -> Blamer:
-    """Names the rewrites that a finding comes from, as `--bisect` asks for."""
+    """Names the rewrites that cause a finding, for `--bisect`."""
 
     def blame(subject: Subject, verdict: Verdict, kind: str, deep: bool, confirm: Executor | None) -> Blame:
         return bisect(subject, verdict, FindingTerms(kind, contract, confirm, settings.checks, settings.domain, deep))
@@ -290,10 +290,10 @@ def _blamer(settings: Settings, contract: Contract) -> Blamer:
 
 @contextlib.contextmanager
 def _crew(settings: Settings, tell: Callable[[str], None]) -> Iterator[Crew | None]:
-    """The workers that share the campaigns; None where this process does all by itself.
+    """The workers that share the campaigns; None if this process does all the work.
 
     Raises:
-        UsageError: workers are asked for what they do not do.
+        UsageError: an option that workers do not support.
     """
     if settings.bisect and (settings.ray is not None or (settings.workers or 1) > 1):
         raise UsageError("workers do not bisect", "run `tcverify replay ID --bisect` afterwards")
@@ -309,7 +309,8 @@ def _crew(settings: Settings, tell: Callable[[str], None]) -> Iterator[Crew | No
 
 @contextlib.contextmanager
 def _announced(subscribers: Sequence[Subscriber], started: RunStarted) -> Iterator[Callable[[int], None]]:
-    """Tell subscribers that a run begins and, however that comes about, that it ends. Yields what takes its exit code."""
+    """Report the start of a run to subscribers and, however the run terminates, its end. Yields a function that
+    receives the exit code."""
 
     def tell(event: Event) -> None:
         for subscriber in subscribers:
@@ -334,12 +335,12 @@ def _announced(subscribers: Sequence[Subscriber], started: RunStarted) -> Iterat
     tell(RunFinished(codes[-1]))
 
 
-#: Ends of a campaign after which no other begins.
+#: Reasons to end a campaign after which no other campaign starts.
 _LAST: tuple[Stop, ...] = ("interrupted", "first finding")
 
 
 def _exit_code(finished: Sequence[CampaignFinished], failing: Sequence[str], *, accepting: bool) -> int:
-    """The exit code of a run; findings that go to a baseline (`accepting`) do not fail it.
+    """The exit code of a run; findings that are written to a baseline (`accepting`) do not fail it.
 
     Args:
         failing: conditions of `--fail-on`.
@@ -355,12 +356,12 @@ def _exit_code(finished: Sequence[CampaignFinished], failing: Sequence[str], *, 
 
 
 def draw_with_seeds(program: Program, draws: int) -> SearchStrategy[Program]:
-    """The program with its own seed, and with the next ones."""
+    """The program with its own seed, and then with the following seeds."""
     return st.sampled_from([replace(program, seed=program.seed + number) for number in range(draws)])
 
 
 def describe_program(program: Program) -> list[str]:
-    """What a program is, in lines for the user who has just loaded it."""
+    """Describe a program that the user has just loaded, in a few lines."""
     graphs = len(program.graphs)
     what = "one graph" if graphs == 1 else f"{graphs} graphs"
     placed: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""What a run is asked for, and how it ends. Data."""
+"""What a run is asked to do, and how it ends: plain data."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PASSED, FAILED, UNUSABLE, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
 
 @dataclass(frozen=True)
 class Settings(Options):
-    """How passes are verified and what becomes of it; named like the options of the command line.
+    """What to verify and how to report it; named like the options of the command line.
 
     Attributes:
-        targets: the passes: "module:attribute", or objects that nothing names.
-        covered: for each pass the modules whose code counts when it is recorded what it reaches, none for those that define it.
-            None: that is not recorded.
-        search: whether programs are made of what the pass did with earlier ones.
+        targets: the passes: "module:attribute", or objects without a reference.
+        covered: for each pass, the modules for which coverage is recorded; an empty list means those that define
+            it. None: no coverage.
+        search: whether new programs are derived from earlier ones by what the pass did with them.
         strict: whether hygiene findings refute a pass.
-        kernels: whether the smallest programs are shown that make the pass do what it does.
+        kernels: whether to show the smallest program for each behaviour of the pass.
     """
 
     targets: Sequence[Any]
@@ -50,7 +50,7 @@ class Settings(Options):
 
 
 def new_seed() -> int:
-    """A seed that nobody asked for."""
+    """A random seed, if the user gave none."""
     return int.from_bytes(os.urandom(4), "little")
 
 

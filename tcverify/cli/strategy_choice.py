@@ -1,4 +1,4 @@
-"""Finds out which programs give a pass something to do, by trying it on a few of each strategy."""
+"""Finds strategies whose programs a pass changes, by trying the pass on a few programs of each."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tcverify.cases.baseline import pass_reference
 from tcverify.program import Mesh, Program
 from tcverify.strategies import DECODERS, DEFAULT_STRATEGY, all_meshes, join_strategy_names
 
-#: Programs per strategy that a pass is tried on at first, and in all where it changes none of those.
+#: Programs per strategy in the first trial, and in total if the pass changes none of them.
 FIRST, ALL = 4, 16
 
-#: Strategies on which a pass does something at least this share as often as on the best one are drawn from.
+#: A strategy is chosen if the pass changes at least this share of what it changes with the best strategy.
 SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class StrategyChoice:
-    """What to verify a pass on of which nothing is known.
+    """What to verify an unknown pass on.
 
     Attributes:
-        names: of strategies: `DEFAULT_STRATEGY`, and those on which the pass has something to do most often.
-        first: to be verified before any is drawn: a program on which the pass raised, hung or died, if there was one.
+        names: of strategies: `DEFAULT_STRATEGY`, and those whose programs the pass changes most often.
+        first: to be verified before drawn programs: a program on which the pass raised, hung or crashed, if any.
     """
 
     names: tuple[str, ...] = (DEFAULT_STRATEGY,)
@@ -38,7 +38,7 @@ class StrategyChoice:
 
     @property
     def strategy(self) -> str:
-        """All of them as one, as `programs_of` takes it."""
+        """All names as one, as `programs_of` takes them."""
         return join_strategy_names(self.names)
 
 
@@ -52,14 +52,14 @@ def choose_strategies(
     max_examples: int | None = None,
     max_time: float | None = None,
 ) -> StrategyChoice:
-    """Try a pass on programs, the same ones each time, and say what suits it. A pass that hangs or dies on one ends that.
+    """Try a pass on a fixed set of programs, and choose strategies for it. The trial ends if the pass hangs or crashes.
 
     Args:
-        state_dir: where the program is written down that the pass is tried on, for when the run dies of it.
-        name: of the mesh, or of what else the programs have in common, as reports call it.
+        state_dir: directory in which the current program is saved, in case it crashes the run.
+        name: of the mesh, or of whatever the programs have in common, as shown in reports.
         mesh: of the programs; None tries several of `world_size` ranks.
-        max_examples, max_time: bounds of what comes after, in programs and in seconds: trying takes no more programs, but one
-            of each strategy at least, and a tenth of the time.
+        max_examples, max_time: bounds of the campaign that follows, in programs and in seconds. The trial takes at most as many
+            programs, but at least one per strategy, and a tenth of the time.
 
     Raises:
         UsageError: nothing can be written into `state_dir`.
@@ -94,7 +94,7 @@ def _tried(
             break
         in_flight.note(program, deep=False)
         answer = subject.start(program)
-        ahead = next(drawn, None)  # while the pass works
+        ahead = next(drawn, None)  # while the pass runs
         pair = answer()
         if pair.failure is not None:
             failed = failed or (CorpusCase(pass_reference(subject.facts), name, program, (pair.failure.kind,)),)
@@ -106,7 +106,7 @@ def _tried(
 
 
 def _drawn(strategies: Sequence[str], rounds: int, meshes: Sequence[Mesh]) -> Iterator[tuple[int, str, Program]]:
-    """A program of each strategy in each round: the number of the round, the strategy, the program."""
+    """One program of each strategy per round: the number of the round, the strategy, the program."""
     choices = {strategy: random.Random(strategy) for strategy in strategies}
     for number, strategy in itertools.product(range(rounds), strategies):
         decoder = DECODERS[strategy]

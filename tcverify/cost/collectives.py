@@ -49,7 +49,7 @@ def algorithm_times(kind: str, contribution: float, members: int, interconnect: 
         times = _TIMES[kind]
     except KeyError:
         raise InternalError(f"no time model of the collective '{kind}'") from None
-    # More members than the mesh has places are not all neighbours, whatever the caller says.
+    # More members than the mesh has positions are not all neighbours, whatever the caller claims.
     direct = interconnect.topology == "full_mesh" and members <= interconnect.size
     bandwidth = interconnect.link_bandwidth if direct else interconnect.effective_bandwidth
     return times(contribution, members, interconnect.latency_s, 1 / bandwidth, direct)

@@ -1,4 +1,4 @@
-"""Device profiles: what a time model needs to know of a machine. Data only; the devices themselves stand in `profiles`."""
+"""Device profiles: what a time model needs to know about a machine. Data only; the devices themselves are in `profiles`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Interconnect:
         name: "nvlink", "infiniband", …
         size: devices along this dim.
         topology: "clos", a switched network without oversubscription, where any one peer is reached at full bandwidth; or
-            "full_mesh", where a link of its own leads to each of the `size - 1` peers, so that one peer is reached at
+            "full_mesh", with a separate link to each of the `size - 1` peers, so that one peer is reached at
             `bandwidth / (size - 1)`.
         bandwidth: bytes/s that a device sends at most, over all its links of this dim, in one direction.
         latency_s: seconds from sending the first byte to its arrival.
         efficiency: share of the bandwidth that large messages reach, in (0, 1].
 
     Raises:
-        UsageError: a figure is none.
+        UsageError: a figure is invalid.
     """
 
     name: str

@@ -48,7 +48,7 @@ def node_cost(
     constants: Mapping[str, Any] = _NOTHING,
     groups: Mapping[str, Sequence[int]] = _NOTHING,
 ) -> float | None:
-    """Return the seconds that `node` takes, at least `MIN_COST_S`; 0 for what takes no time whatever the device is: waits for
+    """Return the seconds that `node` takes, at least `MIN_COST_S`; 0 for nodes that take no time on any device: waits for
     asynchronous collectives, and ops that only free or grow a storage.
 
     Args:
@@ -81,7 +81,7 @@ def node_cost(
 
 
 def takes_no_time(node: fx.Node) -> bool:
-    """Whether a call takes no time whatever it is given: a wait, or an op that only frees or grows a storage."""
+    """Whether a call takes no time for any arguments: a wait, or an op that only frees or grows a storage."""
     return node.op == "call_function" and _traits_of(node.target).instant
 
 
@@ -120,7 +120,7 @@ def _modelled(
 
 
 class _Unknown:
-    """Stands for a value without metadata."""
+    """Placeholder for a value without metadata."""
 
 
 def _seen(value: Any, constants: Mapping[str, Any]) -> Any:
@@ -283,7 +283,7 @@ def _communication(op: _Traits, values: list[Any], result: TensorFacts, device: 
         if ranks is None and op.sized is not None:
             ranks = tuple(range(values[op.sized]))
         if ranks is None:
-            return None  # of a group that nobody has said anything about
+            return None  # of an unknown group
     else:
         ranks = values[op.group[0]] if len(op.group) == 1 else tuple(values[i] for i in op.group)
     interconnect = device.between(ranks) if ranks else None
@@ -317,7 +317,7 @@ def _share(op: _Traits, values: list[Any], members: int) -> float:
 #: Ops that communicate without moving data.
 _WITHOUT_TENSORS = frozenset({"p2p::barrier"})
 
-#: Ops that name their group: the form is told by the name.
+#: Ops that name their group: the form follows from the name.
 NAMED_COLLECTIVES = {
     f"_c10d_functional::{name}{form}": kind
     for name, kind, forms in (

@@ -1,8 +1,8 @@
 """Devices that are known by name, and profiles from TOML files.
 
 Rates of the known devices are peaks that their vendors publish, for dense operands; NVIDIA's data sheets print rates with
-sparsity, which are halved here. Efficiencies, and everything said to be an assumption in `sources`, are estimates: whoever
-needs more than the order of magnitude measures, and writes a TOML file.
+sparsity, which are halved here. Efficiencies, and everything said to be an assumption in `sources`, are estimates: for more
+than the order of magnitude, measure and write a TOML file.
 """
 
 from __future__ import annotations

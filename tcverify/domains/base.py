@@ -15,8 +15,8 @@ class Domain:
     """A number domain. Ops run as torch defines them unless `running` says otherwise.
 
     Attributes:
-        name: "float64", "native" or "exact"; with a number behind a colon where there are several draws of inputs.
-        unwritten: what floating-point memory holds that nobody has written; see `uninitialized`.
+        name: "float64", "native" or "exact"; with a number after a colon if there are several draws of inputs.
+        unwritten: contents of uninitialised floating-point memory; see `uninitialized`.
     """
 
     name = "native"
@@ -58,6 +58,6 @@ class Domain:
 
 
 def carry_nested(value: Any, domain: Domain) -> Any:
-    """Carry what stands in a tuple or list."""
+    """Convert the elements of a tuple or list."""
     made = [domain.carry(v) for v in value]
     return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)

@@ -1,4 +1,4 @@
-"""What memory holds that nobody has written yet, or that was freed: no program may depend on it, so it holds what shows.
+"""Contents of memory that is uninitialised or freed: no program may depend on it, so it contains values that show up.
 
 NaN in floating point; in the exact domain, which has none, a residue that no computation gives on purpose; integers far outside
 of what an index or a count can be.
@@ -18,7 +18,8 @@ RESIDUE = 371293.0
 
 
 def poison_(tensor: torch.Tensor) -> None:
-    """Overwrite the whole storage of a tensor, also what the tensor does not show, with what stands for unwritten memory."""
+    """Overwrite the whole storage of a tensor, including parts that the tensor does not show, with the values of
+    unwritten memory."""
     value = getattr(_get_current_dispatch_mode(), "unwritten", math.nan)
     with _disable_current_modes():
         _fill(tensor, value)

@@ -1,4 +1,4 @@
-"""What allocations hold when somebody reads them: memory that nobody has written yet says nothing of a program."""
+"""Contents of allocations when they are read: uninitialised memory must not influence what a program computes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Contents:
         return cls(values) if any(is_allocation(step.op.name) for step in plan.steps) else None
 
     def before(self, step: PlanStep, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Take note of a step that is about to run, on these arguments."""
+        """Record a step that is about to run, with these arguments."""
         if step.op.name == DEALLOCATE:
             for tensor in leaves((args, kwargs), torch.Tensor):
                 for slot in self._buffers.pop(storage_of(tensor), []):
@@ -46,7 +46,7 @@ class Contents:
                 self._close(slot)
 
     def made(self, slot: int, step: PlanStep, value: Any) -> None:
-        """Take note of what a step has made."""
+        """Record the result of a step."""
         if isinstance(value, torch.Tensor) and (is_allocation(step.op.name) or moves_nothing(step.op)):
             key = storage_of(value)
             if is_allocation(step.op.name):

@@ -1,17 +1,17 @@
 """Runs programs whose communication buffers lie in an arena: one piece of memory per rank, the same in every iteration.
 
-A node with `meta["comm_buffer"]` puts its value at the offset that this names, as a runtime would that takes the plan of its
-compiler at its word. Buffers whose contents nobody needs any more are filled with NaN at once, or with integers that are wrong.
-So a place that two values need at the same time, that is used before it is written, or in which an output of an earlier
-iteration still lives, shows in what the program computes.
+A node with `meta["comm_buffer"]` puts its value at the offset that this names, as a runtime would that trusts the plan of
+its compiler. Buffers whose contents are no longer needed are immediately filled with NaN, or with wrong integers. So
+results change if two values need the same memory at the same time, if it is used before it is written, or if
+an output of an earlier iteration still lives there.
 
 Offsets and sizes are in bytes of the program's own dtypes, while values are carried in float64: the arena is larger than the plan
-by the largest ratio of the two. Values are packed, so where dtypes differ a part of an overlap may go unseen in the numbers; who
-overwrites what is therefore tracked as well.
+by the largest ratio of the two. Values are packed, so with different dtypes a part of an overlap may not show in the numbers;
+overwrites are therefore tracked as well.
 
-When contents are needed is seen in a run outside of the arena: a node needs what it computes with, which views and selections do
-not; a collective that is under way needs its contribution, and what it writes into, until the wait that ends it; and outputs are
-needed for ever.
+A run outside of the arena shows when contents are needed: a node needs the operands that it computes with, which views and
+selections do not; a collective in flight needs its contribution, and what it writes into, until the wait that ends it; and
+outputs are needed forever.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class Clobber:
 
 @dataclass(slots=True)
 class ArenaRun:
-    """What became of the iterations in an arena.
+    """The results of the iterations in an arena.
 
     Attributes:
-        comparisons: per iteration, the program outside of the arena, and inside of it, outputs as they are after the last
+        comparisons: per iteration, the program outside of the arena, and inside of it, with outputs as they are after the last
             iteration.
         clobbers: what was overwritten, in order.
         buffers: how many values lie in the arena, over all ranks.
@@ -163,7 +163,7 @@ class _Trace:
         self.last: dict[str, float] = {}
         self.steps: list[str] = []
         self._nodes = nodes
-        self._made: dict[int, str] = {}  # storage -> the buffer that it stands for
+        self._made: dict[int, str] = {}  # storage -> the buffer that it represents
         self._kept: list[torch.Tensor] = []  # so that no address is used twice
         self._under_way: dict[
             int, list[str]
@@ -196,13 +196,13 @@ class _Trace:
         return list(dict.fromkeys(buffer for buffer in found if buffer is not None))
 
     def end(self, outputs: Sequence[Any]) -> None:
-        """The run has ended: what it returns, and what nobody waits for, is needed for ever."""
+        """The run has ended: its outputs, and collectives without a wait, are needed forever."""
         under_way = [buffer for buffers in self._under_way.values() for buffer in buffers]
         self.last.update(dict.fromkeys([*under_way, *self.buffers(leaves(list(outputs), torch.Tensor))], math.inf))
 
 
 def _only_views(step: PlanStep, operands: Sequence[torch.Tensor], value: Any) -> bool:
-    """Whether a step looks at no contents: it selects, or makes views."""
+    """Whether a step reads no contents: it selects, or creates views."""
     if step.op.name == "python::getitem":
         return True
     name = step.op.name
@@ -221,7 +221,7 @@ def _only_views(step: PlanStep, operands: Sequence[torch.Tensor], value: Any) ->
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements lie side by side, in whatever order of dims."""
+    """Whether the elements are contiguous, in any order of dims."""
     stride = tensor.stride()
     order = sorted(range(tensor.dim()), key=lambda dim: -stride[dim])
     return tensor.permute(order).is_contiguous()

@@ -1,7 +1,7 @@
 """Extremes of asynchrony: a program whose collectives read and write at other times than at their starts.
 
 `asynchrony.TIMINGS` says which extremes there are. All collectives at one extreme show most races; a race between two
-collectives that are under way side by side shows only where one is early and the other late, so mixtures are played too.
+collectives that are in flight together shows only if one is early and the other late, so mixtures are tried too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Extreme:
     comparison: Comparison
 
 
-#: What `Extreme.words` says of a timing.
+#: The phrase of `Extreme.words` for a timing.
 WORDS: dict[Moment, str] = {
     "wait": "collectives read and write at their waits",
     "apart": "collectives read where they start and write at their waits",
@@ -43,7 +43,8 @@ WORDS: dict[Moment, str] = {
 
 
 def overlapped_starts(program: Program) -> list[str]:
-    """Names of the nodes that start collectives during which others run, each once. Nobody sees when others read and write."""
+    """Names of the nodes that start collectives during which others run, each once. For other collectives the timing is
+    not observable."""
     return list(dict.fromkeys(name for plan in plans_of(program) for name in plan.overlapped))
 
 

@@ -1,7 +1,7 @@
-"""Asynchronous collectives of one rank: what is under way, and when it reads and writes.
+"""Asynchronous collectives of one rank: which are in flight, and when they read and write.
 
-Between a start and its wait a collective may read its contribution, and write its result, at any time. Three extremes stand for
-all that lies between them. A program without races computes the same under each.
+Between a start and its wait a collective may read its contribution, and write its result, at any time. Three extremes represent
+everything in between. A program without races computes the same under each.
 """
 
 from __future__ import annotations
@@ -91,13 +91,13 @@ def contribution(start: Start, timing: Moment) -> torch.Tensor:
 
 
 def unwrite_(start: Start, timing: Moment, domain: Domain) -> None:
-    """Leave nothing of use in an output that is under way, unless the collective still has to read it."""
+    """Poison an output that is in flight, unless the collective still has to read it."""
     if timing == "apart" or storage_of(start.tensor) != storage_of(start.output):
         spoil_(start.output, domain.unwritten)
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Address of the storage of a tensor; it belongs to no other as long as somebody keeps it alive."""
+    """Address of the storage of a tensor; unique as long as the tensor is alive."""
     return int(tensor.untyped_storage()._cdata)
 
 

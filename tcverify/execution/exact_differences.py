@@ -25,11 +25,11 @@ from tcverify.program import Program
 ROUNDING = 1e4
 #: … and this share of the largest value.
 SHARE = 1e-11
-#: Where that is more than this share, a law that does not hold need not show.
+#: Above this share, a law that does not hold may go unnoticed.
 VISIBLE = 1e-3
 #: Of so few elements each may be chosen by chance as in the order of numbers: other orders make up for those that lack …
 ELEMENTS = 32
-#: … up to so many.
+#: … up to this many.
 ORDERS = 16
 
 
@@ -117,15 +117,15 @@ def _agree(original: Program, rewritten: Program, draw: int, literals: dict[floa
 def _differ_in(
     original: Program, rewritten: Program, only: str | None, called: set[str], order: int = 0
 ) -> bool | None:
-    """Whether the versions differ by more than rounding explains where functions are exchanged for others.
+    """Whether the versions still differ by more than rounding explains if functions are replaced by others.
 
     Args:
-        only: the one function that is exchanged; None exchanges all.
-        called: is told which functions the programs call.
-        order: which other order stands for that of numbers.
+        only: the only function that is replaced; None replaces all.
+        called: receives the functions that the programs call.
+        order: which other order replaces that of numbers.
 
     Returns:
-        None where that cannot be said.
+        None if unknown.
     """
     domain = ScrambledReals(only, order)
     lockstep = Lockstep()

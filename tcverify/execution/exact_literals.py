@@ -1,7 +1,7 @@
-"""Literals of a rewritten program that stand for what the original's literals compute: rounded, where the field is exact.
+"""Literals of a rewritten program that replace what the original's literals compute: rounded, whereas the field is exact.
 
 A compiler folds constants: x / c becomes x · (1/c), 0.1 · 0.2 becomes 0.020000000000000004. The exact domain sees the rounding.
-What such a literal was rounded from is found here, two steps of arithmetic deep.
+This module finds the expression behind such a literal, of up to two arithmetic operations.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from tcverify.ops import TensorSpec
 from tcverify.ops.leaves import leaves
 from tcverify.program import Program
 
-#: A literal so many units in the last place from what it may stand for was rounded on the way.
+#: A literal within this many units in the last place of an expression is its rounded value.
 MAX_ULPS = 4
 
 #: Most numbers that are combined with each other.
 MAX_NUMBERS = 48
 
-#: Sums are explanations where no operand is so many times as large.
+#: Sums are explanations only if no operand is larger by this factor.
 CANCELLING = 4.0
 
-#: Larger numbers are no literals that anything is computed from.
+#: Larger numbers are not literals used in arithmetic.
 LARGEST = 1e100
 
 
 @dataclass(frozen=True, slots=True)
 class RoundedLiteral:
-    """A literal that stands for an expression of other numbers.
+    """A literal explained by an expression of other numbers.
 
     Attributes:
         value: the literal.
-        expression: what it stands for, as text.
+        expression: its explanation, as text.
         residue: of the expression.
     """
 
@@ -50,13 +50,13 @@ class RoundedLiteral:
 def rounded_literals(
     original: Program, rewritten: Program, old: set[float], new: set[float]
 ) -> Iterator[list[RoundedLiteral]]:
-    """Offer explanations of the literals that only one of two programs has: each a list of what they may stand for.
+    """Propose explanations of the literals that only one of two programs has: lists of expressions.
 
     Those of the rewritten program may be computed from the original's; those of the original may have been each other's
-    inverses, or what the rewritten one computes anew from its own. An eps is none of them: it is the user's own number.
+    inverses, or values that the rewritten one computes from its own. An eps is never explained: it is the user's own number.
 
     Args:
-        old, new: the floating-point literals that the programs meet.
+        old, new: the floating-point literals of the programs.
     """
     epsilons = _epsilons(original) | _epsilons(rewritten)
     fresh = sorted((v for v in new - old - epsilons if _usual(v)), key=abs)
@@ -78,7 +78,7 @@ def rounded_literals(
 def _stand_for(
     values: list[float], preferred: list[RoundedLiteral], others: list[RoundedLiteral]
 ) -> list[RoundedLiteral]:
-    """What these literals stand for in terms of others, as far as that is found; by preferred ones where there is a choice."""
+    """Explanations of these literals in terms of others, as far as found; preferred ones if there is a choice."""
     found = []
     for value in values:
         known = (preferred + others)[:MAX_NUMBERS]
@@ -139,7 +139,7 @@ def _itself(number: float | int) -> RoundedLiteral:
 
 
 def _explained(value: float, first: list[RoundedLiteral], second: list[RoundedLiteral]) -> RoundedLiteral | None:
-    """What a literal stands for: an expression of one or two steps of which one operand is among `first`."""
+    """Explanation of a literal: an expression of one or two operations with an operand among `first`."""
     plain = {e.residue for e in (*first, *second)}  # (0.1 + 8) − 8 is 0.1 in the field, however it is rounded
     one_step = [e for e in _one_step(first, second) if e.residue not in plain or e in first or e in second]
     within = MAX_ULPS * math.ulp(value)

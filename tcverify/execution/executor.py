@@ -31,13 +31,13 @@ class CollectiveWait:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Ranks that wait for ever.
+    """Ranks that wait forever.
 
     Attributes:
-        waits: the ranks that wait, along the cycle when there is one.
+        waits: the waiting ranks, along the cycle if there is one.
         cycle: whether `waits` is a cycle: each rank waits for the next, the last for the first. Otherwise the last one
             waits for `finished`.
-        finished: a rank that has ended without joining, when there is no cycle.
+        finished: a rank that has ended without joining, if there is no cycle.
     """
 
     waits: tuple[CollectiveWait, ...]
@@ -57,10 +57,10 @@ class Run:
 
     Attributes:
         ranks: results in rank order.
-        hang: set when ranks wait for each other for ever.
-        mismatch: set when the members of a collective disagree: the sentence, and the calls by rank.
+        hang: set if ranks wait for each other forever.
+        mismatch: set if the members of a collective disagree: the sentence, and the calls by rank.
         domain: name of the number domain.
-        keeps: what is to live as long as the run does.
+        keeps: objects that must live as long as the run.
     """
 
     executor: str

@@ -25,7 +25,7 @@ class FreedStorages:
         return cls() if any(step.op.name in (RESIZE, DEALLOCATE) for step in plan.steps) else None
 
     def step(self, step: PlanStep, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
-        """Take note of a step that is about to run. Returns what is wrong with it: it touches memory that was freed."""
+        """Record a step that is about to run. Returns the problem if it accesses freed memory."""
         if step.op.name in (RESIZE, DEALLOCATE):
             variable, size = (*pytree.tree_leaves((args, kwargs)), 0)[:2]
             storage = variable.untyped_storage()

@@ -32,7 +32,7 @@ from tcverify.program.inputs import Sources, prepare_inputs
 #: What a rank asks for.
 Event: TypeAlias = Request | PendingCollective | Join
 
-#: Is told of a step, its arguments and its result; returns what is to stand for the result.
+#: Observer of a step, its arguments and its result; returns the value to use as the result.
 Watch: TypeAlias = Callable[[PlanStep, list[Any], dict[str, Any], Any], Any]
 
 
@@ -57,10 +57,10 @@ class CollectiveCall:
 
 @dataclass(slots=True)
 class RankResult:
-    """What one rank did.
+    """The execution of one rank.
 
     Attributes:
-        outputs: leaves of the output, in order. Empty when the rank did not finish or ran elsewhere.
+        outputs: leaves of the output, in order. Empty if the rank did not finish or ran elsewhere.
         structure: how the outputs nest, as text.
         inputs: the input tensors after the run.
         input_names: the names of `inputs`.
@@ -69,8 +69,8 @@ class RankResult:
         values: every node's value, when observed.
         error: set when a node raised.
         digest: projections of the outputs, when the rank ran elsewhere; see `compare.digest`.
-        sharing: for each output, the first one with the same storage; None where the outputs' storages say it.
-        scales: for each output its largest magnitude, where that is known.
+        sharing: for each output, the first one with the same storage; None if the outputs' storages show it.
+        scales: for each output its largest magnitude, if known.
     """
 
     rank: int
@@ -99,7 +99,7 @@ def rank_inputs(plan: ExecutionPlan, rank: int, sources: Sources, domain: Domain
     return _kept_inputs(specs, sources.mesh, rank, sources.seed, domain.name)
 
 
-#: Most elements of the inputs of one rank that are kept: 64 times so many take 64 MiB, twice that at most.
+#: Largest number of elements of a rank's inputs that are cached: 64 of these take 64 MiB, at most twice that.
 _KEPT_ELEMENTS = 1 << 17
 
 
@@ -128,14 +128,14 @@ def run_rank(
     result: RankResult | None = None,
     timing: Moment | Callable[[str], Moment] = "issue",
 ) -> Generator[tuple[str, Event], Any, RankResult]:
-    """Run one rank. Yields (node name, what it asks for) at every collective and is sent its result.
+    """Run one rank. Yields (node name, request) at every collective and receives its result.
 
     Args:
         inputs: values of the placeholders; the graph may write into them.
         observe: keep every node's value in the result.
         perturb: changes the result of every op that returns a fresh tensor; for the conditioning probe.
-        watch: is told of every step, in order, and may put another value in the place of its result.
-        result: is filled in as the rank goes on, so that it says how far a rank came that never ends.
+        watch: called for every step, in order; may replace its result. result: filled in
+        as the rank advances, so that it shows the progress of a rank that never ends.
         timing: one of `TIMINGS`, for all asynchronous collectives or by node.
 
     Returns:
@@ -173,7 +173,7 @@ def run_rank(
             return result
         if step.carry:
             value = domain.constant(value) if step.constant else domain.carry(value)
-        starts = step.op.phase == "start"  # whose result is written later, and told by its storage
+        starts = step.op.phase == "start"  # whose result is written later, and identified by its storage
         if perturb is not None and not step.op.aliases and not starts:
             value = pytree.tree_map_only(torch.Tensor, perturb, value)
         if watch is not None:
@@ -197,7 +197,7 @@ def run_rank(
 
 
 def _observe(plan: ExecutionPlan, inputs: Sequence[torch.Tensor], result: RankResult) -> Contents | None:
-    """Keep the inputs in the result, beside which the values of all nodes will stand; return what follows allocations."""
+    """Keep the inputs in the result, next to the values of all nodes; return the tracker of allocations."""
     result.values = {name: value.clone() for name, value in zip(plan.placeholders, inputs, strict=True)}
     return Contents.of(plan, result.values)
 

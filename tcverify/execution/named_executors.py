@@ -50,10 +50,10 @@ def register_executor(name: str, make: Maker) -> None:
 
 
 def make_executor(name: str, world_size: int) -> Executor:
-    """Make the executor of this name for so many ranks.
+    """Create the executor of this name for this many ranks.
 
     Raises:
-        UsageError: what is registered under the name makes no executor.
+        UsageError: the factory registered under the name does not return an executor.
     """
     executor = EXECUTORS[name](world_size)
     lacking = [part for part in ("name", "run", "compare", "start_comparison") if not hasattr(executor, part)]

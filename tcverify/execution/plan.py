@@ -33,7 +33,7 @@ class PlanStep:
         carry: whether the result may have another floating dtype than the domain's.
         native: whether it runs in the dtypes of the program.
         writes: whether it may write into its operands.
-        dead: values that nobody reads after this step.
+        dead: values that are not read after this step.
     """
 
     name: str
@@ -140,7 +140,7 @@ def _make_plan(graph: fx.Graph, module: torch.nn.Module | None, domain: Domain) 
     return plan
 
 
-#: Types of arguments that stand in a plan as they are.
+#: Types of arguments that a plan contains unchanged.
 _PLAIN = (int, float, str, type(None))
 
 
@@ -150,8 +150,8 @@ def _step_of(
     """The step of a node.
 
     Args:
-        numbers: of the values that are there before it.
-        template: turns a leaf of an argument into what stands for it in the plan.
+        numbers: of the values before it. template:
+        converts a leaf of an argument to its form in the plan.
     """
     args: list[Any] = []
     slots: list[tuple[int, int]] = []
@@ -185,23 +185,23 @@ def _group_position(node: fx.Node, op: Op) -> int | None:
 
 
 def _group_constant(name: Any) -> Any:
-    """Stands in a plan for the group of this name, as the rank sees it; see `rank_constants`."""
+    """Placeholder in a plan for the group of this name, as the rank sees it; see `rank_constants`."""
     return RankConstant(_GROUP + name) if isinstance(name, str) else name
 
 
 def group_name(argument: Any) -> str | None:
-    """The name of the group that an argument in a plan stands for; None for other arguments."""
+    """The name of the group that an argument in a plan represents; None for other arguments."""
     if isinstance(argument, RankConstant) and argument.name.startswith(_GROUP):
         return argument.name.removeprefix(_GROUP)
     return None
 
 
-#: What begins the names of the rank constants that stand for groups.
+#: Prefix of the names of rank constants for groups.
 _GROUP = "group:"
 
 
 def rank_constants(mesh: Mesh, rank: int, constants: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a plan's rank constants stand for on a rank: what the program gives, and the groups of its mesh."""
+    """Return the values of a plan's rank constants on a rank: those of the program, and the groups of its mesh."""
     groups = {_GROUP + dim.name: Group(dim.name, dim.group(rank)) for dim in mesh.dims}
     return {**groups, **constants}
 
@@ -230,7 +230,7 @@ def _may_write(node: fx.Node) -> bool:
     if node.op == "call_function":
         if isinstance(node.target, torch._ops.OpOverload):
             if lookup(node.target).phase == "wait":
-                return False  # what is under way has been counted where it starts
+                return False  # results in flight were counted at the start
             schema = schema_of(node.target)
             return bool(schema is not None and schema.is_mutable)
         return qualified_name(node.target).startswith("foreign::")
@@ -275,13 +275,13 @@ def _count(value: Any) -> int:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, on one line, and how to mend it where it says that."""
+    """The message of an error on one line, with its hint if it has one."""
     text = (error.message if isinstance(error, TcverifyError) else str(error)).strip()
     said = text.splitlines()[0] if text else "no message"
     return f"{said} ({error.hint})" if isinstance(error, TcverifyError) and error.hint else said
 
 
-#: What may hold tensors of its own, which are no residues.
+#: Types that may contain tensors that are not residues.
 _OPAQUE = ("foreign::", "module::")
 
 
@@ -336,7 +336,7 @@ def decode_plan(data: list[Any], domain: Domain = FLOAT64) -> ExecutionPlan:
         op = ops.get(op_name) or ops.setdefault(op_name, lookup(resolve(op_name)))
         if op.run is None:
             plan.unsupported.append(_unsupported(op, name))
-        # None stands for a slot, which is filled in anew for each call: most arguments are
+        # None marks a slot, which is filled in for each call: most arguments are slots
         args = [value if value is None else reader.value(value, slots, name) for value in args]
         kwargs = {key: reader.value(value, slots, name) for key, value in kwargs.items()} if kwargs else kwargs
         native = not domain.carries

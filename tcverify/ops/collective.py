@@ -1,4 +1,4 @@
-"""What a collective is, in whatever dialect it is written, and what it computes.
+"""Collectives, independent of their dialect, and what they compute.
 
 Every dialect maps its communication ops to one `Collective`; nothing above `ops/` knows dialects.
 """
@@ -48,7 +48,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One rank's call of a collective: what it asks of its communicator.
+    """One rank's call of a collective: its request to the communicator.
 
     Attributes:
         communicator: the member ranks in group order; position in it, not rank number, picks a shard.
@@ -58,11 +58,11 @@ class Collective:
         reduce_op: for reductions, one of `REDUCTIONS`, else None.
         splits: (input sizes, output sizes) along dim 0 of all_to_all, else None.
         root: for rooted kinds the rank that has or gets the whole; for send_recv the sending rank; else None.
-        joined: of gather and scatter, as the root says it: the root stands in the communicator only to get or give, and has no
-            shard of its own.
+        joined: of gather and scatter, as declared by the root: the root is in the communicator only to receive or send, and has
+            no shard itself.
         targets: of permute, per position the position that gets its contribution, else None.
-        resharding: of reshard, what is asked for, else None.
-        group: the name of the communicator, where it has one. Groups of other names are other communicators, though of the
+        resharding: of reshard, the request, else None.
+        group: the name of the communicator, if it has one. Groups of other names are other communicators, though of the
             same ranks.
     """
 
@@ -163,10 +163,11 @@ def complete(
         calls: the members' calls, in group order; they match (see `mismatch`).
         tensors: the members' contributions.
         order: permutation of the members in which sums are accumulated; None means group order. Results differ by rounding.
-        apart: whether results share no storage; else those that are equal by what the collective means may be one tensor.
+        apart: whether results share no storage; otherwise results that are equal by definition of the collective may be one
+            tensor.
 
-    Results are fresh contiguous tensors that share storage with no contribution. Members that get nothing get a tensor without
-    elements.
+    Results are fresh contiguous tensors that share storage with no contribution. Members that receive nothing get a tensor
+    without elements.
     """
     call = calls[0]
     if call.kind == "reshard":
@@ -279,7 +280,7 @@ def assemble_resharded(
     addends = made.addends(whole)
     if order is None:
         return reduce_contributions(call, addends)
-    members = list(order)  # of whom there may be more or less than addends
+    members = list(order)  # whose number may differ from that of the addends
     return reduce_contributions(
         call, addends, sorted(range(len(addends)), key=lambda i: (members[i % len(members)], -i))
     )

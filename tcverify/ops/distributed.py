@@ -56,7 +56,7 @@ def join_group(communicator: tuple[int, ...], name: str, device: torch.device) -
 
 
 def _new_group(members: tuple[int, ...], label: str | None) -> Any:
-    """Make a group that its members alone take part in, whatever groups each of them has made before.
+    """Create a group in which only its members take part, whatever groups each of them has created before.
 
     `dist.new_group` cannot: without `use_local_synchronization` all ranks must call it, and with it the group's name, under
     which members find each other, contains the number of groups that the rank has made so far. So this does what it does,
@@ -78,7 +78,7 @@ def _new_group(members: tuple[int, ...], label: str | None) -> Any:
     return made
 
 
-#: Waits for a collective that is under way, and returns its result.
+#: Waits for a collective in flight, and returns its result.
 Finish: TypeAlias = Callable[[], torch.Tensor]
 
 
@@ -139,7 +139,7 @@ def _start(call: Collective, contribution: torch.Tensor, group: dist.ProcessGrou
     if call.kind == "permute":
         return _permute(call, contribution, group)
     members = sorted(call.communicator)
-    # positions[i]: where the i-th member of the sorted group stands in the communicator
+    # positions[i]: position of the i-th member of the sorted group in the communicator
     positions = [call.communicator.index(rank) for rank in members]
     if call.kind == "reduce_scatter" and call.dim is not None:
         return _reduce_scatter(contribution, call.dim, positions, group)
@@ -215,8 +215,8 @@ def _permute(call: Collective, contribution: torch.Tensor, group: dist.ProcessGr
 
 
 def _rooted(call: Collective, contribution: torch.Tensor, members: list[int], group: dist.ProcessGroup) -> Finish:
-    """Gather, scatter or reduce. Every member has a share in what gloo and NCCL gather and scatter: a root that has none of its
-    own takes part with one that nobody looks at."""
+    """Gather, scatter or reduce. In gloo and NCCL every member has a share of gathers and scatters: a root without
+    one takes part with an unused one."""
     here, root = dist.get_rank() == call.root, call.root
     if root is None or root not in call.communicator:
         raise ValueError(f"{call.kind} with root {root}, which is not in group {list(call.communicator)}")

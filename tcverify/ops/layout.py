@@ -27,7 +27,7 @@ HINT = "write the mesh, then replicated or shard(DIM) for each of its dims: [0, 
 
 
 def shorten_repr(value: object) -> str:
-    """What somebody gave in place of a mesh or a layout, cut where it is long."""
+    """The text of an invalid mesh or layout, cut if it is long."""
     form = reprlib.Repr()
     form.maxstring = form.maxother = 100
     return form.repr(value)
@@ -103,7 +103,7 @@ class DeviceMesh:
         return tuple(reversed(found))
 
     def slice(self, rank: int, dim: int) -> tuple[int, ...]:
-        """The team of the ranks that stand where `rank` does but for mesh dim `dim`, in order.
+        """The team of the ranks at the same position as `rank` except for mesh dim `dim`, in order.
 
         Raises:
             ProgramError: the rank is not in the mesh, or there is no such dim.
@@ -163,7 +163,7 @@ class Layout:
         """Read the form that `str` writes: the mesh, then per mesh dim "shard(DIM)" or "replicated".
 
         Raises:
-            ProgramError: the text is no layout.
+            ProgramError: the text is not a layout.
 
         Example:
             >>> Layout.parse("[[0, 1], [2, 3]] shard(0), replicated").sharding
@@ -232,7 +232,7 @@ class Layout:
         return tuple(slice(start, start + size) for start, size in zip(starts, local, strict=True))
 
     def holders(self) -> Iterator[int]:
-        """One rank for every different part: of those that hold the same, the first."""
+        """One rank for every different part: the first of those with the same part."""
         for rank in self.mesh.ranks:
             at = self.mesh.coordinates(rank)
             if all(position == 0 for dim, position in zip(self.sharding, at, strict=True) if dim is None):

@@ -1,4 +1,4 @@
-"""Finds what stands in nested arguments and results."""
+"""Finds values in nested arguments and results."""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a rank says when it meets an asynchronous collective: the call, its contribution, and where the result goes.
+    """A rank's request for an asynchronous collective: the call, its contribution, and where the result goes.
 
-    Until an op that waits for `output` has run, the contribution may be read, and the output written, at any time. A rank goes
-    on at once; an op that has started does nothing more with its output than return it, or views of it.
+    Until an op that waits for `output` has run, the contribution may be read, and the output written, at any time. A rank
+    continues at once; an op that has started only returns its output, or views of it.
     """
 
     collective: Collective
@@ -53,7 +53,7 @@ class Op:
 
     Attributes:
         name: qualified name, e.g. "tensor_cast::rms_norm" or "aten::add.Tensor".
-        run: for a local op, computes the result from the arguments; None when the op has no meaning here.
+        run: for a local op, computes the result from the arguments; None if the op has no meaning here.
         collective: whether `run` is a generator function: the executing rank is its first argument; it yields `Request`, `Start`
             or `Await`, and is sent the result (None for `Start` and `Await`).
         aliases: whether a result may share storage with an argument, or an argument is mutated.
@@ -66,9 +66,9 @@ class Op:
             or what it writes into, at any time until its wait.
         effect: whether it has effects beyond its result and operands: it keeps its order relative to all communication, and is
             kept even if its result is unused.
-        schema: the signature with what the op really writes into and aliases, where torch's own does not say so.
-        resources: what it keeps busy while it runs, of "compute" and "comm"; fused ops that compute and communicate take both.
-        reason: why the op is not supported, when `run` is None.
+        schema: the signature with the op's real writes and aliases, if torch's own does not declare them.
+        resources: what it occupies while it runs, of "compute" and "comm"; fused ops that compute and communicate take both.
+        reason: why the op is not supported, if `run` is None.
         uninterpreted: whether nothing but the signature is known, for some arguments at least, and `run` is some function of
             that signature; see `tcverify.ops.uninterpreted`.
         signature: "(Tensor x) -> Tensor", as torch writes it. Where it is given, an op that another library defines under

@@ -1,4 +1,5 @@
-"""Resharding: a tensor goes from one layout to another, and may be reduced on the way. What it means, whoever carries it out."""
+"""Resharding: a tensor is moved from one layout to another, and may be reduced on the way. Its meaning, independent of
+its implementation."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tcverify.ops.reductions import REDUCTIONS, ReduceOp
 
 @dataclass(frozen=True, slots=True)
 class Resharding:
-    """What is asked for.
+    """A request for a resharding.
 
     Attributes:
         source, target: layouts of operand and result; with a reduction, dims of the target count in the result.
@@ -23,7 +24,7 @@ class Resharding:
         reduce_op: how, one of `REDUCTIONS`, or None.
 
     Raises:
-        ProgramError: a tensor of this shape cannot lie so, there is no such dim or reduction, or nothing to reduce.
+        ProgramError: a layout is impossible for this shape, there is no such dim or reduction, or nothing to reduce.
     """
 
     source: Layout

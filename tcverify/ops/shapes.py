@@ -1,4 +1,4 @@
-"""Shape inference: what specs a node produces, from the specs of its arguments. Memoised, since it is asked for all the time."""
+"""Shape inference: the specs of a node's results, from the specs of its arguments. Memoised, since it is needed constantly."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def infer_result(
     """Return what a call produces, with a `TensorSpec` for every tensor.
 
     Args:
-        op: what the target means. What a dialect says about its shapes goes before what torch has registered: another
-            library may have defined the op, with fake kernels of its own.
-        target: what is called.
+        op: the meaning of the target. A dialect's definition of shapes overrides torch's registration: another
+            library may have defined the op, with other fake kernels.
+        target: the callee.
         args, kwargs: arguments, with a `TensorSpec` in place of every tensor.
         fresh: makes a storage number that the graph does not use yet.
         groups: by name, the ranks of the groups that calls name, for ops whose shapes depend on their number.
@@ -195,7 +195,7 @@ _MANY_ELEMENTS = 1 << 24
 
 
 def _propagate(op: Op, target: Any, args: Sequence[Any], kwargs: dict[str, Any], numbers: dict[int, int]) -> Any:
-    """Run the op on tensors that stand for the specs, and describe what comes out.
+    """Run the op on tensors with these specs, and describe the results.
 
     Args:
         numbers: alias → number; results carry these numbers, and new ones behind them for storages of their own.
@@ -300,7 +300,7 @@ def _replaced(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _real_tensor(spec: TensorSpec, base: torch.UntypedStorage | None) -> torch.Tensor:
-    """Zeros: a valid value for every op and dtype, indices among them."""
+    """Zeros: a valid value for every op and dtype, including indices."""
     storage = torch.zeros(spec.extent, dtype=spec.dtype).untyped_storage()
     if base is not None:
         if base.nbytes() < storage.nbytes():

@@ -38,7 +38,7 @@ _LIBRARIES: dict[str, Callable[[], object]] = {}
 _IMPORTED: set[str] = set()
 _COMPLETE: set[str] = set()
 _CACHE: dict[Any, Op] = {}
-_ATEN: dict[str, Any] = {}  # by name; nobody defines these anew
+_ATEN: dict[str, Any] = {}  # by name; these are never redefined
 
 #: The namespace of ops that are given other ops, and those that mean something here; see `dialects.auto_functionalized`.
 _WRAPPERS = "higher_order"
@@ -90,7 +90,7 @@ def registered_dialects() -> dict[str, tuple[Op, ...]]:
 
 
 def qualified_name(target: Any) -> str:
-    """Return the name under which `target` stands in the tables and in program files.
+    """Return the name of `target` in the tables and in program files.
 
     `ns::op` for the default overload, `ns::op.overload` otherwise, `python::name` for Python operators; a callable of no
     dialect gets `foreign::module.name`, which no table knows.
@@ -167,11 +167,11 @@ def _parse(text: str) -> torch._C.FunctionSchema:
 
 
 def resolve(name: str) -> Any:
-    """Return the callable that stands for `name` in an FX graph.
+    """Return the callable for `name` in an FX graph.
 
     Names are resolved of registered dialects, aten, prims, Python operators, and of ops that a library has defined which is
-    imported already: those are uninterpreted functions. Nothing is imported. Ask again after another library may have been
-    imported: it may have defined the op anew.
+    imported already: those are uninterpreted functions. Nothing is imported. Call it again after another library may have been
+    imported: it may have redefined the op.
 
     Raises:
         UnsupportedOp: nothing here defines the op, or another library has given it a signature that does not agree.
@@ -211,7 +211,7 @@ def resolve(name: str) -> Any:
 
 
 def define_ops() -> None:
-    """Define the ops of all dialects that nobody has defined yet, for code that names them as attributes of `torch.ops`.
+    """Define the ops of all dialects that are not defined yet, for code that uses them as attributes of `torch.ops`.
 
     Not those that an import defines: it costs a second, and such code has it.
     """
@@ -227,7 +227,7 @@ def _load(namespace: str) -> None:
 
 
 def _load_prim(name: str) -> None:
-    """Import what defines a primitive; the compiler's own ones take seconds, and are asked for last."""
+    """Import the module that defines a primitive; the compiler's own take seconds, and are tried last."""
     import torch._prims
 
     if not hasattr(torch.ops.prims, name):
@@ -236,7 +236,7 @@ def _load_prim(name: str) -> None:
 
 
 def current_overload(target: Any) -> Any:
-    """Return the op that has the name of `target` now: another library may have defined it anew since a graph was made.
+    """Return the op that has the name of `target` now: another library may have redefined it since a graph was created.
 
     What no dialect knows comes back as it is. Raises as `resolve` does.
     """

@@ -1,7 +1,7 @@
-"""Ops of which only the signature and the shapes are known: each stands for some function of its operands, the same everywhere.
+"""Ops of which only the signature and the shapes are known: each represents some function of its operands, the same everywhere.
 
 A library's op without a meaning in the tables is taken as an uninterpreted function: smooth, so that rounding stays rounding;
-of every element of every operand, so that whatever is given otherwise shows; keyed by its name and its other arguments, and
+of every element of every operand, so that any difference shows; keyed by its name and its other arguments, and
 the same on every rank and in every number domain. So a pass that moves, keeps, merges or schedules such a call is verified as
 with any other op. The real kernel is never run; its fake kernel says of what shape results are. Operands that the schema says
 are written get values of the same kind.
@@ -85,7 +85,7 @@ def _group_argument(schema: torch._C.FunctionSchema) -> Any:
 
 
 def _reason(target: torch._ops.OpOverload) -> str | None:
-    """Why an op is no function of its operands that writes where its schema says."""
+    """Why an op is not a function of its operands that writes according to its schema."""
     schema = target._schema
     tags = {tag.name for tag in target.tags}
     if "nondeterministic_seeded" in tags:
@@ -114,8 +114,8 @@ class OpCall:
 
     Attributes:
         name: of the op.
-        key: the op and what it is given beside tensors.
-        shapes: of the tensors that it is given, each with the name of its argument.
+        key: the op and its non-tensor arguments.
+        shapes: of its tensor arguments, each with the argument's name.
     """
 
     name: str
@@ -143,7 +143,7 @@ class _Bound:
     """The arguments of a call, in the order of the signature.
 
     Attributes:
-        key: the op and what is given beside tensors.
+        key: the op and its non-tensor arguments.
         given: by name.
     """
 
@@ -228,7 +228,7 @@ def _computed(target: torch._ops.OpOverload, call: _Bound, results: Any, law: Op
 
 
 def _results(lookup: Lookup, target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What the fake kernel says of the results: specs in place of tensors."""
+    """The results of the fake kernel: specs in place of tensors."""
 
     def spec(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -257,7 +257,7 @@ def _returned(target: torch._ops.OpOverload, results: Any, written: Mapping[str,
 
 
 def _laid_out(value: Tensor, spec: TensorSpec) -> Tensor:
-    """The value in the layout that the fake kernel promises, where that is dense."""
+    """The value in the layout that the fake kernel promises, if that is dense."""
     if spec.stride == contiguous_stride(spec.shape):
         return value
     order = sorted(range(len(spec.shape)), key=lambda d: -spec.stride[d])
@@ -321,7 +321,7 @@ def _placed(shape: tuple[int, ...], operands: Operands, law: OpLaw) -> tuple[Ope
         for place, dim in _along(dict(row), shape, operands).items():
             if dim not in places.get(place, ()):
                 places[place] = (*places.get(place, ()), dim)
-    # operands that lack one of several dims enter whole: their slices cannot be told apart
+    # operands that lack one of several dims are needed whole: their slices cannot be distinguished
     full = len(places.get(-1, ()))
     return operands, {place: dims for place, dims in places.items() if len(dims) == full} if full else {}
 

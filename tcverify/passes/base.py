@@ -1,4 +1,4 @@
-"""The base of all passes: name, contract, options, enable flag, dump, and what every rewrite ends with."""
+"""The base of all passes: name, contract, options, enable flag, dump, and the final steps of every rewrite."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DISABLED: ContextVar[frozenset[str]] = ContextVar("disabled passes", default=fr
 
 @contextmanager
 def disable_passes(*names: str) -> Iterator[None]:
-    """Make passes of these names do nothing inside the block, wherever they are made and called.
+    """Make passes of these names do nothing inside the block, wherever they are created and called.
 
     Example:
         >>> with disabled("sequence_parallel"):
@@ -44,16 +44,16 @@ class Pass(ABC):
 
     Args:
         enabled: whether calls rewrite anything; see also `disabled`.
-        dump: directory to which every call writes the program as it stands after the pass; made when missing.
+        dump: directory to which every call writes the program after the pass; created if missing.
 
     Attributes:
-        name: what users call it.
-        contract: what it promises beyond keeping the meaning of the program.
+        name: its name for users.
+        contract: its promises besides preserving the meaning of the program.
         PATTERNS: names of the rewrites it knows.
         rewrites: how often the last call applied each pattern.
 
     Raises:
-        UsageError: an unknown option, a value that an option cannot take, or a dump directory that cannot be made.
+        UsageError: an unknown option, an invalid value of an option, or a dump directory that cannot be created.
     """
 
     name: ClassVar[str]
@@ -91,11 +91,11 @@ class Pass(ABC):
         """Rewrite `graph` in place and count into `self.rewrites`.
 
         Returns:
-            The nodes from which users were taken. Those that nobody reads any more are erased.
+            The nodes that lost users. Those that are unused now are erased.
         """
 
     def __call__(self, gm: fx.GraphModule) -> fx.GraphModule:
-        """Rewrite `gm` in place and return it. Where nothing matches, or the pass is off, `gm` is not touched at all.
+        """Rewrite `gm` in place and return it. If nothing matches, or the pass is off, `gm` is not touched at all.
 
         Raises:
             UsageError: the dump cannot be written.
@@ -126,7 +126,7 @@ class Pass(ABC):
         text = f"# after {self.name} ({counts})\n{gm.print_readable(print_output=False)}\n"
         stem = re.sub(r"[^\w.-]", "_", self.name)
         number = 0
-        while True:  # calls for other ranks, in other processes too, write beside this one
+        while True:  # calls for other ranks, possibly in other processes, write to the same directory
             path = directory / f"{stem}-{number:04d}.txt"
             try:
                 with path.open("x", encoding="utf-8") as file:

@@ -29,7 +29,7 @@ def named_arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def declared_after(node: fx.Node) -> list[str]:
-    """The names of nodes that `node` declares to follow (`meta["after"]`). What is no list of names declares nothing."""
+    """The names of nodes that `node` declares to follow (`meta["after"]`). Anything but a list of names is ignored."""
     declared = node.meta.get("after")
     return [name for name in declared if isinstance(name, str)] if isinstance(declared, (list, tuple)) else []
 
@@ -113,9 +113,9 @@ def _implied(node: fx.Node) -> tuple[Any, dict[int, torch.UntypedStorage], FakeT
 
 
 def erase_unused(graph: fx.Graph, candidates: Iterable[fx.Node]) -> None:
-    """Erase the candidates that nobody reads, then what only they read.
+    """Erase the unused candidates, then nodes that only they used.
 
-    Nothing else is touched: a value that nobody read before the rewrite stays, since an unused collective is still a
+    Nothing else is touched: a value that was unused before the rewrite stays, since an unused collective is still a
     collective that other ranks wait for. Ops that write into an operand, and calls of unknown effect, stay too.
     """
     queue = list(dict.fromkeys(candidates))

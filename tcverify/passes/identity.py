@@ -1,4 +1,4 @@
-"""The pass that does nothing: what a campaign must never refute."""
+"""The pass that does nothing: a campaign must never refute it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tcverify.program import Contract
 
 
 class Identity(Pass):
-    """Leaves every graph as it is."""
+    """Leaves every graph unchanged."""
 
     name = "identity"
     contract: ClassVar[Contract] = Contract(metadata=True, idempotent=True, identity=True)

@@ -2,13 +2,13 @@
 
 A pass sees the graph of one rank only, so the analysis rests on one precondition: the ranks run graphs that are equal up to
 rank constants (rank numbers, groups, offsets, split sizes) and in metadata, and the members of a group meet in it at the same
-nodes. Whatever an integer could make different on another rank is taken as different: slices and selections, and elementwise
-ops with an integer operand, give values of which nothing is known, and so does every op that is not listed here. What is
-listed keeps replication: equal operands give equal results. Of calls whose numbers are said to be the same on all ranks,
+nodes. Anything that an integer could make different on another rank counts as different: slices and selections, and elementwise
+ops with an integer operand, give unknown values, and so does every op that is not listed here. Listed ops
+preserve replication: equal operands give equal results. Of calls whose numbers are said to be the same on all ranks,
 integers make no difference, and slices and what is made of numbers alone are equal, too.
 
 Collectives of both dialects are read, those that name ranks and those that name a group: the caller says which ranks that is.
-What an asynchronous one makes counts from its start, since nobody may read it before it has been waited for.
+The result of an asynchronous one counts from its start, since it must not be read before it has been waited for.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def is_view(node: fx.Node, found: GraphAccesses) -> bool:
 
 
 def shared_places(graph: fx.Graph, found: GraphAccesses) -> dict[int, int]:
-    """Return for storages that overlap in the arena of their rank (`meta["comm_buffer"]`) what stands for their place.
+    """Return for storages that overlap in the arena of their rank (`meta["comm_buffer"]`) the representative of their place.
 
     Places are negative numbers. Storages share one where a chain of overlapping ranges joins them.
     """
@@ -270,7 +270,7 @@ def recorded_tensors(value: Any) -> list[TensorSpec | torch.Tensor]:
 
 
 def storage_key(value: TensorSpec | torch.Tensor) -> Any:
-    """What tells the recorded storage of a tensor from others; None where it is of its own, or not known."""
+    """The identity of the recorded storage of a tensor; None if it is not shared, or unknown."""
     if isinstance(value, TensorSpec):
         return None if value.alias is None else ("alias", value.alias)
     return value.untyped_storage()._cdata if value.layout is torch.strided else None

@@ -1,4 +1,4 @@
-"""What is verified: programs, their mesh, placements, inputs and files; and the data that verdicts are made of."""
+"""What is verified: programs, their mesh, placements, inputs and files; and the data of verdicts."""
 
 from tcverify.program.blame import Blame, Rewrite, decode_blame, encode_blame
 from tcverify.program.builder import GraphBuilder, spmd_program

@@ -1,4 +1,4 @@
-"""Blame: which of the rewrites that a pass made is the one that is wrong. Data only."""
+"""Blame: which of a pass's rewrites is wrong. Data only."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """One rewrite among those that a pass made.
+    """One of the rewrites that a pass made.
 
     Attributes:
-        number: its place among them, from 1.
-        pattern: what the pass calls it, or "" where the pass does not say.
-        node: where it begins, by the name of a node, or "".
-        nodes: what it changes: names of nodes, as far as known.
+        number: its position among them, from 1.
+        pattern: its name in the pass, or "" if the pass gives none.
+        node: the name of its first node, or "".
+        nodes: names of the nodes that it changes, as far as known.
     """
 
     number: int
@@ -29,15 +29,15 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """The rewrites that show a finding where none of them can be left out.
+    """A minimal set of rewrites that shows a finding.
 
     Attributes:
-        rewrites: those to blame; empty where they cannot be told.
+        rewrites: those to blame; empty if unknown.
         total: how many the pass made.
-        asked: whether the pass itself said what a rewrite is; else they are the connected changes of the graph.
-        others: whether the finding shows without them too, so that others are wrong as well.
+        asked: whether the pass itself marks its rewrites; otherwise they are the connected changes of the graph.
+        others: whether the finding occurs without them too, so that others are wrong as well.
         trials: how many selections of rewrites were verified.
-        why: why nothing is blamed, or what is not certain; or "".
+        why: why nothing is blamed, or what is uncertain; or "".
     """
 
     rewrites: tuple[Rewrite, ...] = ()
@@ -63,12 +63,12 @@ class Blame:
 
 
 def encode_blame(blame: Blame) -> dict[str, Any]:
-    """Write as JSON-able data."""
+    """Write as JSON-compatible data."""
     return {**asdict(blame), "rewrites": [{**asdict(one), "nodes": list(one.nodes)} for one in blame.rewrites]}
 
 
 def decode_blame(data: Any) -> Blame:
-    """Read from JSON-able data. Raises `TypeError`, `KeyError` or `ValueError` where it is no such thing."""
+    """Read from JSON-able data. Raises `TypeError`, `KeyError` or `ValueError` for malformed data."""
     rewrites = tuple(
         Rewrite(
             _of(int, one["number"]), _of(str, one["pattern"]), _of(str, one["node"]),

@@ -1,4 +1,4 @@
-"""Builds programs whose ranks run one graph up to rank constants (SPMD): by strategies, tests and users."""
+"""Builds programs whose ranks run one graph up to rank constants (SPMD): for strategies, tests and users."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class GraphBuilder:
     """Builds the graph that a class of ranks shares, with `meta["val"]` on every node.
 
     Attributes:
-        rank: stands for the rank's number.
+        rank: placeholder for the rank's number.
         representative: the rank of the class whose shapes the metadata shows; all ranks of a class have the same shapes.
     """
 
@@ -53,11 +53,11 @@ class GraphBuilder:
         return node
 
     def group(self, dim: str) -> RankConstant:
-        """Stands for the rank's ordered group of a mesh dim."""
+        """Placeholder for the rank's ordered group of a mesh dim."""
         return self.constant(dim, lambda rank: list(self.mesh.dim(dim).group(rank)))
 
     def constant(self, name: str, value: Callable[[int], Any]) -> RankConstant:
-        """Stands for an integer or list of integers that depends on the rank, given as a function of it."""
+        """Placeholder for an integer or list of integers that depends on the rank, given as a function of it."""
         self._constants[name] = value
         return RankConstant(name)
 
@@ -66,7 +66,7 @@ class GraphBuilder:
 
         Raises:
             ShapeError: the arguments do not fit together.
-            UnsupportedOp: no table knows the op.
+            UnsupportedOp: the op is in no table.
         """
         self._called = True
         target = resolve(op)
@@ -96,7 +96,7 @@ class GraphBuilder:
         return self._aliases - 1
 
     def finish(self, result: Any, keep: Collection[fx.Node] = ()) -> fx.Graph:
-        """Add the output node and return the graph, without dead code but for the nodes to `keep`."""
+        """Add the output node and return the graph, without dead code except the nodes to `keep`."""
         self._graph.output(result)
         self._graph.eliminate_dead_code(is_impure_node=lambda node: node in keep or _has_effect(node))
         return self._graph
@@ -107,7 +107,7 @@ class GraphBuilder:
 
 
 def _has_effect(node: fx.Node) -> bool:
-    """Whether a node stays although nobody reads it. Collectives do not: they are dropped on all ranks alike."""
+    """Whether a node is kept although its result is unused. Collectives are not: they are dropped on all ranks alike."""
     if node.op in ("placeholder", "output"):
         return True
     schema = schema_of(node.target)
@@ -128,7 +128,7 @@ def spmd_program(
         build: adds nodes to the builder and returns the output: a node or nested tuples, lists and dicts of nodes. Called
             once for every class of ranks that have equal local shapes and group sizes.
 
-    Dead nodes are dropped, collectives among them: the same ones on every rank. Inputs that no rank reads stay.
+    Dead nodes, including collectives, are dropped on every rank alike. Inputs that no rank reads are kept.
 
     Example:
         >>> mesh = Mesh.grid({"tp": 2})

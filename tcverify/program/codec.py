@@ -1,7 +1,7 @@
 """Programs as versioned JSON.
 
-Round-trips exactly. Reading loads nothing: ops are names that the dialect tables must know, nothing is imported, unpickled
-or evaluated, and whatever is wrong with a file becomes one `ProgramError` that says where.
+Round-trips exactly. Reading is safe: ops are names in the dialect tables, nothing is imported, unpickled or
+evaluated, and any defect of a file becomes a `ProgramError` with its location.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def dumps(program: Program) -> str:
     return text
 
 
-#: What `dumps` has written, for as long as the program lives: its id, its file and its messages are made from one text.
+#: Cache of what `dumps` has written, for the lifetime of the program: its id, its file and its messages use the same text.
 _TEXTS: weakref.WeakKeyDictionary[Program, str] = weakref.WeakKeyDictionary()
 
 
 def encode(program: Program) -> dict[str, Any]:
-    """Write a program as JSON-able data. Raises as `dumps` does. The order of keys enters `program_id`: keep it."""
+    """Write a program as JSON-able data. Raises as `dumps` does. The order of keys affects `program_id`: keep it."""
     sources = encode_sources(program.sources)
     record = {
         "format": FORMAT,
@@ -62,7 +62,7 @@ def encode(program: Program) -> dict[str, Any]:
     if program.options:
         record["options"] = dict(program.options)
     if program.sizes == "real" and replace(program, sizes="auto").large:
-        record["sizes"] = "real"  # else they are its own anyway
+        record["sizes"] = "real"  # else they are its own in any case
     return record
 
 
@@ -112,7 +112,7 @@ def encode_graph(graph: fx.Graph) -> dict[str, Any]:
 
 
 def _encode_nodes(graph: fx.Graph) -> list[dict[str, Any]]:
-    """Write nodes in order. What no reader would take is refused here, where a finding can still be made of it."""
+    """Write nodes in order. Anything that no reader would accept is refused here, where it can still become a finding."""
     known: set[str] = set()
     records = []
     for node in graph.nodes:
@@ -191,7 +191,7 @@ def loads(text: str | bytes, where: str = "program") -> Program:
     """Read a program.
 
     Args:
-        where: names the source in errors, e.g. the file's path.
+        where: the name of the source for errors, e.g. the file's path.
 
     Raises:
         ProgramError: the text is not a valid program; the message says where.
@@ -203,7 +203,7 @@ def load_json(text: str | bytes, where: str) -> Any:
     """Parse JSON of bounded size and depth, refusing duplicate keys and non-finite numbers.
 
     Raises:
-        ProgramError: it is not such JSON.
+        ProgramError: it is not valid under these rules.
     """
     if len(text) > MAX_BYTES:
         raise ProgramError(f"{where} has {len(text)} bytes; at most {MAX_BYTES} are read")

@@ -1,4 +1,4 @@
-"""Contract: what a pass promises beyond keeping the meaning of the program."""
+"""Contract: what a pass promises besides preserving the meaning of the program."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from tcverify.errors import UsageError
 Boundary: TypeAlias = Literal["strict", "lenient"]
 #: Where inputs are written before the graph begins.
 InputsReady: TypeAlias = Literal["ready", "stream0"]
-#: Where asynchronous collectives may block: at their wait alone ("functional"), or where they start as well.
+#: Where asynchronous collectives may block: only at their wait ("functional"), or at their start as well.
 Blocking: TypeAlias = Literal["functional", "conservative"]
 
-#: Promises that are words, with the words that each can be; all others but numbers are true or false.
+#: Promises that are words, with the allowed words; all others except numbers are true or false.
 _WORDS: dict[str, tuple[str, ...]] = {
     "boundary": get_args(Boundary),
     "inputs": get_args(InputsReady),
     "collectives": get_args(Blocking),
 }
-#: Promises that are numbers of at least 0, or None where nothing is promised.
+#: Promises that are numbers of at least 0, or None for no promise.
 _NUMBERS = ("memory_budget", "streams")
 
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """Promises of a pass. The defaults raise no false alarm on passes that promise nothing.
+    """Promises of a pass. The defaults cause no false alarms for passes that promise nothing.
 
     Attributes:
         idempotent: a second application changes nothing.
-        metadata: inserted and changed nodes carry correct `meta["val"]`. Where a pass promises it, wrong metadata is an error;
-            where it promises nothing, hygiene. False: a later step propagates metadata anew, and nothing is checked.
+        metadata: inserted and changed nodes carry correct `meta["val"]`. If a pass promises it, wrong metadata is an error;
+            without a promise, hygiene. False: a later step propagates metadata again, and nothing is checked.
         strict: hygiene findings count as errors.
-        identity: the pass never changes anything; a campaign then does not ask for changes.
+        identity: the pass never changes anything; a campaign then does not expect changes.
         schedule: a graph that the pass lowers to streams carries what its schedule predicts (`meta["schedule"]` of the output
-            node), which its replay confirms and which beats running its ops one after the other.
-        overlap: communication is exposed (under way while nothing computes) for no longer than before the pass, as far as costs
+            node), which its replay confirms and which beats sequential execution.
+        overlap: communication is exposed (in flight while nothing computes) for no longer than before the pass, as far as costs
             of ops are known.
-        order: the pass moves nodes and does nothing else, and every dependency stays: of data, of writes, of effects, and
-            those that `meta["after"]` declares.
+        order: the pass only moves nodes, and preserves every dependency: of data, of writes, of effects, and those
+            that `meta["after"]` declares.
         collective_order: the collectives of each communicator, and all ops with effects, keep their order.
         memory_budget: peak memory grows by at most this share of what it was before the pass.
         collectives: "functional" means that asynchronous collectives block at their wait, "conservative" that they may block
             where they start.
         lowered: no op that changes layouts is left, and no stream axis.
-        deallocation: what the graph makes, it frees once: all but inputs and outputs, also what nobody reads.
+        deallocation: the graph frees each of its values once, including unused ones, except inputs and outputs.
         streams: worker streams have indices below this number, and at the end the caller's stream is current again.
         boundary: of graphs lowered to streams: "strict" means that outputs are read on stream 0, "lenient" that the caller waits
             for all streams.
         inputs: of graphs lowered to streams: "ready" on all streams when the graph begins, or written on "stream0" before.
 
     Raises:
-        UsageError: a promise has a value that it cannot have.
+        UsageError: a promise has an invalid value.
     """
 
     idempotent: bool = False

@@ -1,4 +1,4 @@
-"""Reads programs from JSON-able data. Nothing is imported, unpickled or evaluated: ops are names that the tables must know."""
+"""Reads programs from JSON-able data. Nothing is imported, unpickled or evaluated: ops are names in the dialect tables."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Reader(ValueReader):
         )
 
     def recipe(self, data: Any, name: str) -> Recipe:
-        """Read how the values of input `name` are made."""
+        """Read the recipe of the values of input `name`."""
         record = read_keys(data, ("kind", "scale", "values"), f"the recipe of input '{name}'")
         scale = record["scale"]
         if type(scale) not in (int, float):
@@ -122,7 +122,7 @@ class Reader(ValueReader):
         return Recipe(kind, float(scale), self.given(record.get("values", []), name))
 
     def given(self, data: Any, name: str) -> tuple[float, ...]:
-        """Read the values that an input is given: numbers and booleans."""
+        """Read given values of an input: numbers and booleans."""
         values = tuple(self.value(v, {}, f"input '{name}'") for v in read_list(data, f"the values of input '{name}'"))
         if not all(isinstance(value, (int, float)) for value in values):
             raise ProgramError(f"input '{name}' is given a value that is not a number")

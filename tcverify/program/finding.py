@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-#: What a finding costs. An error: wrong values, hangs, races, memory, illegal graphs. Hygiene: something is wrong that harms
+#: Severities of findings. An error: wrong values, hangs, races, memory, illegal graphs. Hygiene: a defect that harms
 #: only a later step which relies on it, such as metadata.
 Severity: TypeAlias = Literal["error", "hygiene"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Finding:
-    """One thing that is wrong with the rewritten program.
+    """A defect of the rewritten program.
 
     Attributes:
-        kind: what went wrong, e.g. "wrong-value", "deadlock", "pass-raised"; one counterexample is kept per kind.
-        check: the check that saw it, e.g. "equivalence".
+        kind: the kind of defect, e.g. "wrong-value", "deadlock", "pass-raised"; one counterexample is kept per kind.
+        check: the check that found it, e.g. "equivalence".
         title: one line with the cause.
-        detail: what an engineer wants next: actual and expected, the cycle, the traceback.
-        node: the node of the rewritten graph that is to blame, when known.
-        rank: the first rank that shows it, when it is a matter of ranks.
+        detail: further details: actual and expected values, the cycle, the traceback.
+        node: the faulty node of the rewritten graph, if known.
+        rank: the first rank on which it occurs, if it depends on ranks.
         data: further facts for reports, JSON-able.
         severity: "error", or "hygiene", which does not refute a pass.
     """
@@ -36,7 +36,7 @@ class Finding:
 
     @property
     def domain(self) -> str:
-        """The number domain in which it shows: "float64" by default, or "native" or "exact"."""
+        """The number domain in which it occurs: "float64" by default, or "native" or "exact"."""
         return str(self.data.get("domain", "float64"))
 
     def __repr__(self) -> str:
@@ -103,7 +103,7 @@ class Note:
             "exact-decided" (float64 is too ill-conditioned to judge, and the exact domain agrees), "literal-changed" (a
             literal is a few ulps away from what the original's literals give), "native-aside" (the rewritten graph could not
             run in its own dtypes), "coarser-dtype" (the pass rounds values to a dtype coarser than those of the original,
-            which only the native domain judges), "small-sizes" (the program is too large to run; what its sizes became) or
+            which only the native domain judges), "small-sizes" (the program is too large to run; its sizes after scaling down) or
             "not-confirmed" (it has more ranks than process groups have here).
         detail: one sentence.
     """

@@ -1,4 +1,4 @@
-"""FX graphs as a Program holds them: shared by ranks, with rank constants in place of what differs between ranks.
+"""FX graphs as stored in a Program: shared by ranks, with rank constants for values that differ between ranks.
 
 In a Program's own graphs `meta["val"]` holds `TensorSpec`s (tuples of them for tuple results); graphs bound for one rank,
 which passes and users see, hold fake tensors there.
@@ -21,8 +21,9 @@ from tcverify.errors import ProgramError
 from tcverify.ops import TensorSpec, current_overload, fake_tensor, lookup, new_fake_mode
 from tcverify.ops.leaves import leaves
 
-#: Metadata that programs keep beside "val": `cost_s` is the predicted or measured time of a node, in seconds; `schedule`, on the
-#: output node of a lowered graph, what its schedule promises; `after`, names of nodes that must run before a node; `comm_buffer`,
+#: Metadata that programs keep besides "val": `cost_s` is the predicted or measured time of a node, in seconds; `schedule`, on the
+#: output node of a lowered graph, the times that its schedule promises; `after`, names of nodes that must run before a node;
+#: `comm_buffer`,
 #: where a value lives in the arena of its rank: {"group", "offset", "nbytes"}, in bytes; `layout`, how an input or the result of
 #: a local op lies, as text (see `ops.Layout`); `stream_axis`, the dim of a result whose parts may be computed on other streams.
 KEPT_META = ("after", "sp_local", "cost_s", "schedule", "comm_buffer", "layout", "stream_axis")
@@ -30,7 +31,7 @@ KEPT_META = ("after", "sp_local", "cost_s", "schedule", "comm_buffer", "layout",
 
 @dataclass(frozen=True, slots=True)
 class RankConstant:
-    """Stands in a shared graph for a constant whose value depends on the rank: its number, a group, a size, an offset."""
+    """Placeholder in a shared graph for a constant whose value depends on the rank: its number, a group, a size, an offset."""
 
     name: str
 
@@ -40,7 +41,7 @@ class RankConstant:
 
 @dataclass(slots=True)
 class Slot:
-    """Stands in a plan (see `execution.plan`) for the value of an earlier node, by number."""
+    """Placeholder in a plan (see `execution.plan`) for the value of an earlier node, by number."""
 
     index: int
 
@@ -64,8 +65,8 @@ def copy_graph(
 
     Args:
         leaf: maps every constant argument.
-        meta: makes the metadata of a copied node from the original node.
-        names: of placeholders, by target, where they are not to keep theirs.
+        meta: creates the metadata of a copied node from the
+        original node. names: new names of placeholders, by target.
         target: maps the target of every node.
     """
     new = fx.Graph()
@@ -86,7 +87,7 @@ def copy_graph(
     return new
 
 
-#: Sets attributes of nodes. Their own `__setattr__` files the node anew under its target, whatever attribute is set.
+#: Sets attributes of nodes. Their own `__setattr__` registers the node again under its target, whatever attribute is set.
 _set = object.__setattr__
 
 
@@ -123,13 +124,13 @@ def fake_values(graph: fx.Graph) -> list[Any]:
 def bind(graph: fx.Graph, constants: Mapping[str, Any], fakes: Sequence[Any] | None = None) -> fx.Graph:
     """Return `graph` as one rank sees it: constants filled in, fake tensors in `meta["val"]`.
 
-    Ops are those that stand for their names now, so that a pass that tells them by identity finds them.
+    Ops are resolved by name now, so that a pass that compares them by identity finds them.
 
     Args:
-        fakes: see `fake_values`; new ones are made when they are not given.
+        fakes: see `fake_values`; created if not given.
 
     Raises:
-        UnsupportedOp: another library has meanwhile defined an op with a signature that does not agree.
+        UnsupportedOp: another library has meanwhile defined the op with an incompatible signature.
     """
     values = iter(fake_values(graph) if fakes is None else fakes)
 
@@ -144,7 +145,7 @@ def bind(graph: fx.Graph, constants: Mapping[str, Any], fakes: Sequence[Any] | N
 
 
 def constant_value(constant: RankConstant, constants: Mapping[str, Any]) -> Any:
-    """The value of a rank constant; groups come as fresh lists."""
+    """The value of a rank constant; groups are returned as new lists."""
     try:
         value = constants[constant.name]
     except KeyError:
@@ -159,7 +160,7 @@ def calls_without_rank_constants(graph: fx.Graph) -> frozenset[str]:
 
 
 def describe(graph: fx.Graph) -> list[dict[str, Any]]:
-    """Return the metadata of every node that programs keep, with specs in place of (fake) tensors, storage made explicit."""
+    """Return the metadata of every node that programs keep, with specs instead of (fake) tensors, and storage made explicit."""
     storages: dict[int, int] = {}
     described = []
 
@@ -199,7 +200,7 @@ def map_structure(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def in_host_ir(graph: fx.Graph) -> bool:
-    """Whether a graph contains an op of host IR. Remembered: graphs of programs do not change."""
+    """Whether a graph contains an op of host IR. Cached: graphs of programs do not change."""
     known = _IN_HOST_IR.get(graph)
     if known is None:
         ops = (lookup(node.target).name for node in graph.nodes if node.op == "call_function")
@@ -218,7 +219,7 @@ def compute_nodes(graph: fx.Graph) -> list[fx.Node]:
 def same_structure(
     first: fx.Graph, second: fx.Graph, *, constants: Mapping[str, Any] | None = None, integers: bool = True
 ) -> bool:
-    """Whether two graphs do the same calls on the same operands in the same order. Names and metadata do not count.
+    """Whether two graphs make the same calls on the same operands in the same order. Names and metadata do not count.
 
     Args:
         constants: values of the rank constants of `first`, where it has any.
@@ -227,7 +228,7 @@ def same_structure(
     if len(first.nodes) != len(second.nodes):
         return False
     numbers: dict[fx.Node, int] = {}
-    returned = False  # ops take lists and tuples alike; who calls the graph tells one from the other
+    returned = False  # ops accept lists and tuples alike; the caller of the graph distinguishes them
 
     def same(a: Any, b: Any) -> bool:
         if isinstance(a, fx.Node) or isinstance(b, fx.Node):
@@ -258,10 +259,10 @@ def same_structure(
 
 
 def _same_items(a: Any, b: Any, same: Callable[[Any, Any], bool], *, tell_apart: bool) -> bool:
-    """Whether two containers are of one kind and hold the same.
+    """Whether two containers are of the same kind and have the same contents.
 
     Args:
-        tell_apart: whether lists and tuples are of two kinds.
+        tell_apart: whether lists and tuples count as different.
     """
     if isinstance(a, dict):
         return isinstance(b, dict) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
@@ -275,7 +276,7 @@ def _same_items(a: Any, b: Any, same: Callable[[Any, Any], bool], *, tell_apart:
 
 
 def _same_target(a: Any, b: Any) -> bool:
-    """Ops are the same by name: another library may have defined one anew between the making of two graphs."""
+    """Ops are compared by name: another library may have redefined one between the creation of two graphs."""
     if a == b:
         return True
     return isinstance(a, torch._ops.OpOverload) and isinstance(b, torch._ops.OpOverload) and a.name() == b.name()

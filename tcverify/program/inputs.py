@@ -25,7 +25,7 @@ RecipeKind: TypeAlias = Literal[
     "uniform", "zero_rows", "cancelling", "norm_weight", "constant", "integers", "wide", "mask", "given"
 ]
 
-#: What the values of an input look like. All but constants, integers, masks and given values are sign-mixed.
+#: Properties of the values of an input. All except constants, integers, masks and given values have mixed signs.
 RECIPES: dict[RecipeKind, str] = {
     "uniform": "independent values in (−scale, scale)",
     "zero_rows": "uniform, with about half of the rows (last dim) zero",
@@ -38,7 +38,7 @@ RECIPES: dict[RecipeKind, str] = {
     "given": "the values that are given: constants of captured graphs (indices, tables, masks)",
 }
 
-#: Most values that an input may be given.
+#: Largest number of given values of an input.
 MAX_GIVEN = 1 << 16
 
 
@@ -47,8 +47,8 @@ class Recipe:
     """How the values of an input are generated; see `RECIPES`.
 
     Attributes:
-        values: of kind "given" the elements of the global tensor, row by row; where the input varies between ranks, those of
-            one member after those of another, by their coordinates in the mesh dims over which it does.
+        values: for kind "given", the elements of the global tensor in row-major order; if the input varies between ranks, those
+            of all members in the order of their coordinates in the mesh dims over which it varies.
     """
 
     kind: RecipeKind = "uniform"
@@ -71,7 +71,7 @@ class InputSpec:
     """One input of a program, by the name of its placeholder.
 
     Attributes:
-        shape: global shape; what a rank holds follows from its placements.
+        shape: global shape; the part of a rank follows from its placements.
         placements: (mesh dim, placement) pairs; dims that are not named are replicated. Several shards of one tensor dim
             nest in the order given.
     """
@@ -99,7 +99,7 @@ class InputSpec:
         return bounds
 
     def check_given(self) -> None:
-        """Raise `ProgramError` unless as many values are given as elements are needed."""
+        """Raise `ProgramError` unless the number of given values equals the number of elements."""
         size, given = self._given_size, len(self.recipe.values)
         if self.recipe.kind == "given" and (given % size if size else given):
             raise ProgramError(
@@ -108,7 +108,7 @@ class InputSpec:
             )
 
     def local_shape(self, mesh: Mesh, rank: int) -> tuple[int, ...]:
-        """Shape of what `rank` holds."""
+        """Shape of the part of `rank`."""
         return tuple(end - start for start, end in self.bounds(mesh, rank))
 
     def values(self, mesh: Mesh, rank: int, seed: int, domain: Domain = FLOAT64) -> torch.Tensor:
@@ -142,7 +142,7 @@ class InputSpec:
         return part.to(dtype, memory_format=torch.contiguous_format, copy=True)
 
     def values_of(self, mesh: Mesh, ranks: Sequence[int], seed: int, domain: Domain = FLOAT64) -> torch.Tensor:
-        """Return the values of several ranks, which have parts of one shape: [ranks, *shape of a part]. See `values`."""
+        """Return the values of several ranks whose parts have the same shape: [ranks, *shape of a part]. See `values`."""
         if not self._alike:
             return torch.stack([self.values(mesh, rank, seed, domain) for rank in ranks])
         draw = domain.draw if isinstance(domain, Exact) and self.dtype.is_floating_point else None
@@ -153,16 +153,16 @@ class InputSpec:
 
     @property
     def _alike(self) -> bool:
-        """Whether ranks hold whole tensors that are made one like the other."""
+        """Whether ranks hold whole tensors that are generated in the same way."""
         return self.recipe.kind not in ("cancelling", "given") and all(p.kind != "shard" for _, p in self.placements)
 
     @property
     def _given_size(self) -> int:
-        """How many numbers one member is given: of a complex element two."""
+        """Number of values given for one member: two per complex element."""
         return math.prod(self.shape) * (2 if self.dtype.is_complex else 1)
 
     def _given(self, lengths: Sequence[int], coordinates: Sequence[int], draw: int | None) -> torch.Tensor:
-        """The global tensor of the member at these coordinates: the values that it is given."""
+        """The global tensor of the member at these coordinates, from the given values."""
         number, size = 0, self._given_size
         for length, coordinate in zip(lengths, coordinates, strict=True):
             number = number * length + coordinate
@@ -184,8 +184,8 @@ class InputSpec:
         """The global tensors of the members at these coordinates: float64, or int64 of wide integers. Never write into it.
 
         Args:
-            draw: number of the exact domain's draw. Residues are equally distributed whatever the recipe says of magnitudes;
-                what it says of zeros, integers, constants and sums is kept.
+            draw: number of the exact domain's draw. Residues are equally distributed, regardless of the recipe's magnitudes;
+                its zeros, integers, constants and sums are kept.
         """
         shape, kind, scale = (len(members), *self.shape), self.recipe.kind, self.recipe.scale
         if kind == "constant":
@@ -207,14 +207,14 @@ class InputSpec:
             if self.shape and self.shape[-1]:
                 mask[..., 0] = True
             return mask.to(torch.float64)
-        if kind == "zero_rows" and self.shape:  # which rows are zero does not depend on the rank
+        if kind == "zero_rows" and self.shape:  # which rows are zero must not depend on the rank
             rows = _uniform(seed, [f"{self.name} rows"], (*self.shape[:-1], 1))
             return torch.where(rows < 0, unit, torch.zeros_like(unit)) * scale
         return unit * scale
 
 
 def prepare_inputs(specs: Sequence[InputSpec], mesh: Mesh, rank: int, seed: int, domain: Domain = FLOAT64) -> None:
-    """Make the numbers behind the values of these inputs in one go: small tensors cost little more together than alone."""
+    """Generate the numbers for these inputs together: for small tensors this costs little more than for one."""
     draw = domain.draw if isinstance(domain, Exact) else None
     labels = [
         (_label(spec.name, tuple(dim.position(rank) for dim in spec._varying(mesh)), draw), spec.shape)
@@ -226,7 +226,7 @@ def prepare_inputs(specs: Sequence[InputSpec], mesh: Mesh, rank: int, seed: int,
         _keep(seed, missing, _hashed(seed, missing))
 
 
-#: Most elements that the inputs of one rank may have together: 2 GiB of float64.
+#: Largest number of elements of all inputs of one rank: 2 GiB of float64.
 MAX_INPUT_ELEMENTS = 1 << 28
 
 
@@ -242,7 +242,7 @@ class Sources:
         """Return the specs of the inputs of these names, in this order.
 
         Raises:
-            ProgramError: they are too large for `rank` to make.
+            ProgramError: they are too large for one rank.
         """
         by_name = {spec.name: spec for spec in self.inputs}
         specs = tuple([by_name[name] for name in names])
@@ -255,10 +255,10 @@ class Sources:
         return specs
 
 
-#: Largest tensor that is kept: 512 of them take 256 MiB.
+#: Largest tensor that is cached: 512 of them take 256 MiB.
 _KEPT_ELEMENTS = 1 << 16
 
-#: Numbers in (−1, 1) by seed, label and shape: ranks share them, and both versions of a program. Never write into them.
+#: Numbers in (−1, 1) by seed, label and shape: shared by ranks and by both versions of a program. Never write into them.
 _UNITS: dict[tuple[int, str, tuple[int, ...]], torch.Tensor] = {}
 
 
@@ -286,7 +286,7 @@ def _keep(seed: int, wanted: Sequence[tuple[str, tuple[int, ...]]], made: Sequen
     _UNITS.update(((seed, label, shape), unit) for (label, shape), unit in zip(wanted, made, strict=True))
 
 
-_MASK_33 = (1 << 31) - 1  # what is left of a 64-bit value after a logical shift by 33
+_MASK_33 = (1 << 31) - 1  # the part of a 64-bit value that remains after a logical shift by 33
 
 
 def _multiples(count: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The device mesh: which ranks exist and which ordered group each mesh dim gives a rank."""
+"""The device mesh: which ranks exist, and the ordered group of each rank in each mesh dim."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tcverify.errors import ProgramError
 
 MAX_WORLD_SIZE = 65536
 
-#: Of more ranks, the text of a mesh shows one group of each dim.
+#: With more ranks than this, the text of a mesh shows one group of each dim.
 _SHOWN = 16
 
 
@@ -20,7 +20,7 @@ _SHOWN = 16
 class MeshDim:
     """A named partition of all ranks into ordered groups.
 
-    Groups may have different sizes ([[0], [1, 2]]) and any order ([1, 0]); position in the group picks a shard.
+    Groups may have different sizes ([[0], [1, 2]]) and any order ([1, 0]); the position in the group selects a shard.
     """
 
     name: str
@@ -42,7 +42,7 @@ class MeshDim:
 
     @cached_property
     def _places(self) -> dict[int, tuple[tuple[int, ...], int]]:
-        """Group and position of every rank: asked for so often that a search would make building quadratic in ranks."""
+        """Group and position of every rank: needed so often that a search would make building quadratic in ranks."""
         return {rank: (group, position) for group in self.groups for position, rank in enumerate(group)}
 
 

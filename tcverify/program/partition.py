@@ -1,4 +1,4 @@
-"""Sorts things into classes while it is still being found out what belongs together."""
+"""Groups items into classes while equivalences are still being discovered."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Partition(Generic[T]):
-    """Classes of things (union-find). A thing is a class of its own until it is joined to another."""
+    """Equivalence classes of items (union-find). An item is in a class of its own until it is merged with another."""
 
     def __init__(self) -> None:
         self._parent: dict[T, T] = {}
 
     def of(self, one: T) -> T:
-        """Return what stands for the class of a thing."""
+        """Return the representative of the class of an item."""
         parent = self._parent
         while (above := parent.get(one, one)) != one:
             parent[one] = parent.get(above, above)
@@ -23,7 +23,7 @@ class Partition(Generic[T]):
         return one
 
     def join(self, one: T, other: T) -> None:
-        """Make one class of two; what stands for that of `one` stands for both."""
+        """Merge two classes; the representative of `one` represents both."""
         self._parent[self.of(other)] = self.of(one)
 
 

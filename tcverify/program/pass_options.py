@@ -1,4 +1,4 @@
-"""Options of a pass that come with a program: data, so that a drawn combination is kept and shrinks with the program."""
+"""Options of a pass that belong to a program: data, so that drawn combinations are saved and shrunk with the program."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TypeAlias
 
 from tcverify.errors import ProgramError
 
-#: What an option can be.
+#: Types of options.
 Value: TypeAlias = "bool | int | float | str | tuple[Value, ...] | None"
 #: Options by name.
 Options: TypeAlias = "Mapping[str, Value]"
 
-#: Most options of a program, and most values of a tuple: more is a mistake.
+#: Largest number of options of a program, and of values in a tuple: more is a mistake.
 MAX_OPTIONS = 64
 
 
@@ -40,7 +40,7 @@ def _check(name: str, value: Value, depth: int = 0) -> None:
 
 
 def read_options(data: object) -> Options:
-    """Read what JSON holds of options. Raises `ProgramError`."""
+    """Read options from parsed JSON. Raises `ProgramError`."""
     if not isinstance(data, dict):
         raise ProgramError("the options are not an object")
     return {name: _tuples(value) for name, value in data.items()}

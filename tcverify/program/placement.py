@@ -13,9 +13,9 @@ from tcverify.registry.choices import is_one_of
 #: Kinds of placements; see `Placement`.
 PlacementKind: TypeAlias = Literal["replicated", "shard", "partial", "varying", "unknown"]
 
-#: Kinds of which each member of the group has values of its own.
+#: Kinds for which each member of the group has its own values.
 VARIES: tuple[PlacementKind, ...] = ("partial", "varying", "unknown")
-#: Kinds that say all there is to say.
+#: Kinds that need no argument.
 _PLAIN: tuple[PlacementKind, ...] = ("replicated", "varying", "unknown")
 
 
@@ -46,7 +46,7 @@ class Placement:
         """Read the form that `str` writes.
 
         Raises:
-            ProgramError: the text is no placement.
+            ProgramError: the text is not a placement.
         """
         if is_one_of(text, _PLAIN):
             return cls(text)

@@ -1,4 +1,4 @@
-"""Program: what every rank runs, and on what."""
+"""Program: what every rank runs, and on which inputs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from tcverify.program.sharing import group_alike, share
 from tcverify.program.stream_options import StreamSettings
 from tcverify.registry.choices import SizesName
 
-#: Elements of the inputs of all ranks up to which a program is small, whatever it makes of them.
+#: Up to this many elements in the inputs of all ranks, a program is small, whatever it computes.
 FEW_ELEMENTS = 1 << 20
 
-#: Elements that there may be at once on all ranks of a program that runs on its own sizes: 256 MiB in float64.
+#: Largest number of simultaneous elements on all ranks for a program that runs at its own sizes: 256 MiB in float64.
 LARGE = 1 << 25
 
 
@@ -43,15 +43,15 @@ class Program:
     """A distributed program: a mesh, the distinct graphs, what each rank runs, and the inputs.
 
     Attributes:
-        graphs: the distinct FX graphs, shared by ranks; `RankConstant`s stand for what differs. Treat them as frozen.
+        graphs: the distinct FX graphs, shared by ranks; `RankConstant`s replace values that differ. Treat them as frozen.
         ranks: per rank, its graph and constants.
-        inputs: specs of the inputs; a placeholder takes the input of its name.
+        inputs: specs of the inputs; a placeholder reads the input of its name.
         seed: of the input values.
-        labels: what the program was drawn as ("tp", "fused-residual", …); no meaning.
+        labels: features that it was drawn with ("tp", "fused-residual", …); without meaning.
         modules: per graph, the module that owns its attributes and submodules, for graphs that files cannot hold.
         streams: stream settings for the compiler, if any.
-        options: options of the pass for this program, by name, in `gm.meta["options"]`; others keep the pass's defaults.
-        sizes: of what it runs on; files say it where a large program runs on its own.
+        options: options of the pass for this program, by name, in `gm.meta["options"]`; all others keep the pass's defaults.
+        sizes: at which it runs; stored in files if a large program runs at its own sizes.
 
     Raises:
         ProgramError: the parts do not fit together.
@@ -100,7 +100,8 @@ class Program:
 
     @cached_property
     def elements(self) -> int:
-        """Most elements that all ranks have at once, as far as metadata says how large values are; 0 for small inputs."""
+        """Largest number of simultaneous elements on all ranks, as far as metadata gives the sizes of values; 0 for
+        small inputs."""
         if sum(math.prod(spec.shape) for spec in self.inputs) * self.world_size <= FEW_ELEMENTS:
             return 0
         sizes = [_peak(graph) for graph in self.graphs]
@@ -108,7 +109,7 @@ class Program:
 
     @property
     def large(self) -> bool:
-        """Whether it is run on small sizes instead of its own."""
+        """Whether it runs at small sizes instead of its own."""
         return self.sizes == "small" or (self.sizes == "auto" and self.elements > LARGE)
 
     @property
@@ -117,7 +118,7 @@ class Program:
         return [(spec.name, dim) for spec in self.inputs for dim, placement in spec.placements if placement == UNKNOWN]
 
     def with_equal(self, pairs: Collection[tuple[str, str]]) -> Program:
-        """The program where these inputs, which are unknown over these mesh dims, are equal on their ranks."""
+        """The program with these inputs, which are unknown over these mesh dims, made equal on their ranks."""
         inputs = [
             replace(
                 spec, placements=tuple(p for p in spec.placements if p[1] != UNKNOWN or (spec.name, p[0]) not in pairs)
@@ -127,8 +128,9 @@ class Program:
         return replace(self, inputs=tuple(inputs))
 
     def placements(self, name: str, rank: int) -> dict[tuple[int, ...], Placement]:
-        """Return how input `name` is placed, by this rank's group of each mesh dim with more than one member. What is unknown is
-        told as replicated: whatever relies on it depends on a condition, which verification names."""
+        """Return how input `name` is placed, by this rank's group of each mesh dim with more than one member. Unknown placements
+        count
+        as replicated: a rewrite that relies on this depends on a condition, which verification reports."""
         found: dict[tuple[int, ...], Placement] = {}
         for dim in self.mesh.dims:
             group = dim.group(rank)
@@ -137,9 +139,9 @@ class Program:
         return found
 
     def _placement(self, name: str, dim: MeshDim, group: tuple[int, ...]) -> Placement:
-        """How input `name` is placed over one group of `dim`: as declared, if nothing else tells its members apart.
+        """The placement of input `name` over one group of `dim`: as declared, unless another dim distinguishes its members.
 
-        Dims need not form a grid: ranks of one group may stand at different places of another dim's groups.
+        Dims need not form a grid: ranks of one group may have different positions in another dim's groups.
         """
         cached = self._placement_of.get((name, group, dim.name))
         if cached is not None:
@@ -177,12 +179,12 @@ class Program:
         return graph
 
     def graph_module(self, rank: int) -> fx.GraphModule:
-        """Return a new GraphModule of what `rank` runs: what a pass is given.
+        """Return a new GraphModule of `rank`'s graph: the argument of a pass.
 
         `meta["streams"]` holds the stream settings, `meta["options"]` the options, `meta["rank"]` the rank, `meta["world_size"]`
         the number of ranks, `meta["groups"]` its groups: mesh dim → ranks in
-        group order, and `meta["alike"]` names those over which all members run the same graph up to numbers (see `_alike`).
-        `meta["same_numbers"]` names the calls in which the numbers are the same, too, on all ranks that run the same graph.
+        group order, and `meta["alike"]` lists those over which all members run the same graph up to numbers (see `_alike`).
+        `meta["same_numbers"]` lists the calls in which the numbers, too, are the same on all ranks that run the same graph.
         """
         return self._given(rank, self.graph(rank))
 
@@ -190,7 +192,7 @@ class Program:
         """Return a new GraphModule for every rank. Ranks that run one graph share the fake tensors in its metadata.
 
         Args:
-            ranks: for these alone.
+            ranks: only for these.
         """
         fakes: dict[int, list[Any]] = {}
         made = []
@@ -228,7 +230,7 @@ class Program:
         """For each rank the first rank that runs the same graph, up to numbers, in groups of the same sizes."""
         example = {binding.graph: rank for rank, binding in reversed([*enumerate(self.ranks)])}
         same = {number: number for number in example}
-        if len(example) > 1 and any(map(_is_asynchronous, self.graphs)):  # only then anybody asks, and it takes time
+        if len(example) > 1 and any(map(_is_asynchronous, self.graphs)):  # rarely needed otherwise, and slow
             values = [self.ranks[rank].constants for rank in example.values()]
             same = dict(zip(example, group_alike([self.graphs[number] for number in example], values), strict=True))
         first: dict[Any, int] = {}
@@ -239,9 +241,9 @@ class Program:
 
     @cached_property
     def _alike(self) -> dict[int, tuple[str, ...]]:
-        """For each kind of rank the mesh dims in whose groups such ranks are among their like, on all ranks of the kind.
+        """For each class of ranks, the mesh dims whose groups contain only ranks of one class, for all ranks of the class.
 
-        So ranks of one group that decide by what they see of their graph and of this decide the same.
+        So ranks of one group that decide by their graph and this list decide the same.
         """
         mixed: dict[int, set[str]] = {kind: set() for kind in self._kinds}
         for rank, kind in enumerate(self._kinds):
@@ -252,9 +254,9 @@ class Program:
 
     @cached_property
     def _same_numbers(self) -> dict[int, frozenset[str]]:
-        """For each kind of rank the names of the calls that hold no number which other ranks of the kind have otherwise.
+        """For each class of ranks, the names of the calls in which no number differs between ranks of the class.
 
-        Where such ranks run graphs that are stored apart, any number may be the one in which they differ.
+        If such ranks run graphs that are stored separately, any number may differ.
         """
         ran: dict[int, set[int]] = {}
         for kind, binding in zip(self._kinds, self.ranks, strict=True):
@@ -274,20 +276,20 @@ class Program:
         """Return this rank's input values in the order of its placeholders, each a new tensor.
 
         Raises:
-            ProgramError: the inputs are too large to make.
+            ProgramError: the inputs are too large.
         """
         names = [n.name for n in self.graphs[self.ranks[rank].graph].nodes if n.op == "placeholder"]
         return [spec.values(self.mesh, rank, self.seed) for spec in self.sources.chosen(names, rank)]
 
     @property
     def sources(self) -> Sources:
-        """Where the values of the inputs come from."""
+        """The source of the values of the inputs."""
         return Sources(self.mesh, self.inputs, self.seed)
 
     def with_graphs(self, graphs: Sequence[fx.Graph], modules: Sequence[torch.nn.Module | None] = ()) -> Program:
         """Return the program in which rank i runs `graphs[i]` (fake tensors or specs in `meta["val"]`), same inputs.
 
-        Graphs that are equal up to rank constants are stored once. Placeholders are told by their targets: renamed ones get
+        Graphs that are equal up to rank constants are stored once. Placeholders are identified by their targets: renamed ones get
         the names of their inputs back.
         """
         names = self._names
@@ -299,8 +301,8 @@ class Program:
         return replace(self, graphs=shared, ranks=bindings, modules=())
 
     def shared(self, graphs: Mapping[int, fx.Graph]) -> tuple[tuple[fx.Graph, ...], dict[int, RankBinding]]:
-        """The distinct graphs that some ranks run, and what each of these runs; see `with_graphs`. Graphs that differ in where
-        values begin in their storages, too, are one: what they record of that is true of the first rank."""
+        """The distinct graphs that some ranks run, and what each of these runs; see `with_graphs`. Graphs that also differ in
+        storage offsets count as equal: the recorded offsets are those of the first rank."""
         ranks = list(graphs)
         found, bindings = share(
             [graphs[rank] for rank in ranks], [self.ranks[rank].constants for rank in ranks],
@@ -320,9 +322,9 @@ def _is_asynchronous(graph: fx.Graph) -> bool:
 
 
 def _lazy_module(root: Any, graph: fx.Graph) -> fx.GraphModule:
-    """Make a GraphModule that generates its code when it is first called: 0.03 ms in place of 0.75 ms.
+    """Create a GraphModule that generates its code on the first call: 0.03 ms instead of 0.75 ms.
 
-    By a private function of torch; where that has moved, the ordinary constructor does.
+    Uses a private function of torch; falls back to the ordinary constructor if that is missing.
     """
     try:
         from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
@@ -334,7 +336,7 @@ def _lazy_module(root: Any, graph: fx.Graph) -> fx.GraphModule:
 
 
 def _peak(graph: fx.Graph) -> int:
-    """Most elements that are there at once, by metadata, where values go after their last use."""
+    """Largest number of simultaneous elements, by metadata, if values are freed after their last use."""
     last = {read: node for node in graph.nodes for read in node.all_input_nodes}
     users: dict[Any, int] = {}  # of storages
     ending: dict[fx.Node, list[tuple[Any, int]]] = {}

@@ -1,4 +1,4 @@
-"""Rewrites one by one: a pass asks before each of them, and is told to leave some out while the one to blame is searched."""
+"""Individual rewrites: a pass asks permission before each of them; some are refused while the faulty one is searched for."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import fx
 
 
 class RewriteRequest(NamedTuple):
-    """A rewrite that a pass has asked for on one rank.
+    """A rewrite for which a pass asked permission on one rank.
 
     Attributes:
-        pattern: what the pass calls it.
-        node: where, by name, or "".
-        again: how often the pass had asked the same on this rank before.
+        pattern: its name in the pass. node:
+        the name of its first node, or "".
+        again: how often the pass had asked for the same before on this rank.
     """
 
     pattern: str
@@ -31,7 +31,7 @@ class _Counting:
     """A call of a pass whose rewrites are counted.
 
     Attributes:
-        allowed: what it may do; None is everything.
+        allowed: the allowed rewrites; None means all.
     """
 
     allowed: Set[RewriteRequest] | None
@@ -49,7 +49,7 @@ def rewrite(pattern: str, node: fx.Node | str | None = None) -> bool:
 
     Args:
         pattern: the name of the rewrite, e.g. "fuse-norm".
-        node: the node that it begins at.
+        node: its first node.
 
     Example:
         >>> for node in gm.graph.nodes:
@@ -69,7 +69,7 @@ def rewrite(pattern: str, node: fx.Node | str | None = None) -> bool:
 
 @contextmanager
 def count_rewrites(allowed: Set[RewriteRequest] | None) -> Iterator[list[RewriteRequest]]:
-    """Count the rewrites of one call of a pass, and refuse those that are not allowed. Yields those asked for, in order."""
+    """Count the rewrites of one call of a pass, and refuse those that are not allowed. Yields the requested ones, in order."""
     counting = _Counting(allowed)
     token = _COUNTING.set(counting)
     try:
@@ -79,11 +79,11 @@ def count_rewrites(allowed: Set[RewriteRequest] | None) -> Iterator[list[Rewrite
 
 
 def decode_rewrite_requests(rows: Any) -> list[list[RewriteRequest]]:
-    """Read what ranks ask for from JSON. Raises `TypeError` or `ValueError` where it is no such thing."""
+    """Read the requested rewrites of ranks from JSON. Raises `TypeError` or `ValueError` for malformed data."""
     return [[RewriteRequest(str(pattern), str(node), int(again)) for pattern, node, again in row] for row in rows]
 
 
-#: For each rank, the rewrites that a pass may make; None is all of them.
+#: For each rank, the rewrites that a pass may make; None means all of them.
 Allowed = Sequence[Set[RewriteRequest]] | None
 
 __all__ = ["Allowed", "RewriteRequest", "count_rewrites", "decode_rewrite_requests", "rewrite"]

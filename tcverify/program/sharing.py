@@ -1,4 +1,4 @@
-"""Finds the distinct graphs among those of all ranks: graphs that differ in integers alone become one with rank constants."""
+"""Finds the distinct graphs of all ranks: graphs that differ only in integers become one with rank constants."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def share(
     """Return the distinct graphs, described (see `graph.describe`), and what each rank runs.
 
     Args:
-        graphs: one per rank, with specs or fake tensors in their metadata. Ranks may have one in common; then it is read once.
-        known: per rank, constants whose names are reused where all their values fit.
-        names: per rank, of placeholders by target, where they are not to keep theirs.
-        offsets: whether graphs are told apart by where values begin in their storages.
+        graphs: one per rank, with specs or fake tensors in their metadata. Ranks may share one, which is then read once.
+        known: per rank, constants whose names are reused if all their values
+        match. names: per rank, new names of placeholders by target. offsets:
+        whether graphs with different storage offsets count as different.
     """
     read: dict[tuple[int, int], _Outline] = {}
     outlines = []
@@ -59,7 +59,7 @@ def share(
 
 
 def group_alike(graphs: Sequence[fx.Graph], constants: Sequence[Mapping[str, Any]]) -> list[int]:
-    """For each graph the first one that differs from it in integers, names and metadata but shapes alone.
+    """For each graph, the first one that differs from it only in integers, names and metadata other than shapes.
 
     Args:
         graphs: of a program, as a rank runs each with these values of its rank constants.
@@ -72,7 +72,8 @@ def group_alike(graphs: Sequence[fx.Graph], constants: Sequence[Mapping[str, Any
 def _is_hole(value: Any) -> bool:
     """Whether a constant may become a rank constant: an integer, or a non-empty list of integers.
 
-    Not a tuple, whose integers do so one by one: rank constants come as lists, and as an index a list means another thing.
+    Not a tuple, whose integers become rank constants one by one: rank constants are lists, and a list has another meaning as an
+        index.
     """
     if isinstance(value, list):
         return bool(value) and all(type(v) is int for v in value)
@@ -80,10 +81,10 @@ def _is_hole(value: Any) -> bool:
 
 
 class _Outline:
-    """A graph taken apart.
+    """The parts of a graph.
 
     Attributes:
-        key: equal for graphs that differ in integers alone.
+        key: equal for graphs that differ only in integers.
         constants: the integers, and lists of integers (as tuples), in order.
     """
 
@@ -98,9 +99,9 @@ class _Outline:
         self.constants: list[Any] = []
         self._graph = graph
         self._names = names
-        self._values = values  # of rank constants, where there are any
+        self._values = values  # of rank constants, if there are any
         self._metadata = describe(graph)
-        self._ends: list[int] = []  # per node, how many constants stand before its end
+        self._ends: list[int] = []  # per node, how many constants precede its end
         self._numbers: dict[fx.Node, int] = {}
         rows = []
         for number, (node, meta) in enumerate(zip(graph.nodes, self._metadata, strict=True)):
@@ -117,8 +118,8 @@ class _Outline:
 
     @property
     def structure(self) -> Any:
-        """The key without names of nodes, and without metadata but of values."""
-        numbers: dict[Any, int] = {}  # storages as they come
+        """The key without names of nodes, and without metadata other than values."""
+        numbers: dict[Any, int] = {}  # storages in order of appearance
 
         def numbered(val: Any) -> Any:
             if isinstance(val, TensorSpec) and val.alias is not None:
@@ -144,7 +145,7 @@ class _Outline:
         return (type(value).__name__, repr(value))
 
     def graph_with(self, columns: Mapping[int, str]) -> fx.Graph:
-        """Return the graph, described, with rank constants of these names in place of these of its constants."""
+        """Return the graph, described, with some of its constants replaced by rank constants of these names."""
         column = -1
 
         def replaced(value: Any) -> Any:
@@ -187,7 +188,7 @@ def _frozen(val: Any, offsets: bool) -> Any:
 
 
 def _name_columns(rows: Sequence[Sequence[Any]], known: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """Name the columns whose value is not the same on every rank; equal columns share a name."""
+    """Name the columns whose values differ between ranks; equal columns share a name."""
     if len(rows) < 2:
         return {}
     names: dict[int, str] = {}

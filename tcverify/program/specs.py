@@ -1,7 +1,7 @@
 """Specs of the nodes of a graph, with the storage that each value has when the graph runs.
 
-They are followed from the inputs on by shape inference, which runs ops and sees what they return. What graphs record of storage
-is believed of inputs alone: a record may keep the storage of an operand that a pass has replaced, or tell what an op returns from
+They are derived from the inputs by shape inference, which runs ops and inspects the results. Recorded storage is trusted
+only for inputs: a record may keep the storage of an operand that a pass has replaced, or separate the result of an op from
 what it writes into.
 """
 
@@ -27,8 +27,8 @@ class InferredSpecs:
     """What the nodes of a graph produce. Nodes are added in graph order; equal numbers in `alias` mean one storage.
 
     Attributes:
-        of: by node, a spec, or a tuple or list of specs; scalars stay as they are.
-        fresh: gives a number that no storage has.
+        of: by node, a spec, or a tuple or list of specs; scalars are unchanged.
+        fresh: returns an unused storage number.
 
     Args:
         groups: of the rank that runs the graph, by name; see `ops.infer`.
@@ -41,16 +41,17 @@ class InferredSpecs:
         self._numbers: dict[int, int] = {}  # by the address of a recorded storage
 
     def keep(self, node: fx.Node, spec: Any) -> None:
-        """Say what a node produces."""
+        """Set the spec of a node."""
         self.of[node] = spec
 
     def keep_apart(self, node: fx.Node, recorded: Any) -> Any:
-        """Say that a node produces what is recorded, each tensor with a storage of its own; returns that."""
+        """Set the spec of a node to the recorded one, with new storage for each tensor; returns it."""
         spec = self.of[node] = map_structure(self._apart, recorded)
         return spec
 
     def keep_recorded(self, node: fx.Node, recorded: Any) -> None:
-        """Say that an input is what is recorded: tensors of one storage share one. None stands for what `is_concrete` denies."""
+        """Set the spec of an input to the recorded one: tensors that share storage keep sharing it. None for values that are not
+        `is_concrete`."""
         self.of[node] = map_structure(self._recorded, recorded)
 
     def infer(self, node: fx.Node, constants: Mapping[str, Any] = _NOTHING) -> Any:
@@ -58,7 +59,7 @@ class InferredSpecs:
 
         Raises:
             ShapeError: the operands do not fit together.
-            UnsupportedOp: the op is in no table, or the size of its group is not known.
+            UnsupportedOp: the op is in no table, or the size of its group is unknown.
         """
 
         def known(value: Any) -> Any:
@@ -84,9 +85,9 @@ class InferredSpecs:
 
 
 def is_concrete(leaf: Any) -> bool:
-    """Whether a value is no symbolic number, and no tensor that is symbolic or not strided.
+    """Whether a value is not a symbolic number, and not a symbolic or non-strided tensor.
 
-    To ask a symbolic size for its number would fix it for good.
+    Evaluating a symbolic size would specialise it permanently.
     """
     if not isinstance(leaf, torch.Tensor):
         return not isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool))
@@ -105,7 +106,7 @@ def storages_of(value: Any) -> tuple[int, ...]:
 
 
 def same_layout(first: Any, second: Any) -> bool:
-    """Whether two values, of specs or tensors, have the same shapes, strides that matter, and dtypes; scalars must be equal."""
+    """Whether two values, specs or tensors, have the same shapes, relevant strides and dtypes; scalars must be equal."""
     if isinstance(first, TensorSpec) and isinstance(second, TensorSpec):
         if first.shape == second.shape and first.stride == second.stride:  # nearly always
             return first.dtype is second.dtype

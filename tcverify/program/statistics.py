@@ -1,4 +1,4 @@
-"""What a pass says about what it has done to each collective. Data only."""
+"""What a pass reports about its effect on each collective. Data only."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class CollectiveStatistics:
-    """One asynchronous collective before and after a pass that moved it. Times in seconds; None where they are not known.
+    """One asynchronous collective before and after a pass that moved it. Times in seconds; None if unknown.
 
     Attributes:
         node: name of the node that starts it; of passes that move waits, `wait` is the node that was moved.
-        op: what is communicated, by the name of the op.
+        op: the name of the collective op.
         group: the name of its group, or "".
-        moves: how many nodes it went past.
-        grouped: how many nodes were taken along.
-        limit: what kept it from going further, in words.
+        moves: how many nodes it moved
+        past. grouped: how many nodes moved
+        with it. limit: what stopped it, in words.
         communication_s: how long the communication takes.
-        overlapped_s: how much of that time something computed, after the pass.
-        initial_exposed_s, final_exposed_s: how long waiting for it held compute up, before and after the pass.
-        wait: see `node`; "" where the start was moved.
+        overlapped_s: how much of that time overlaps with compute, after the pass.
+        initial_exposed_s, final_exposed_s: how long compute stalls waiting for it, before and after the pass.
+        wait: see `node`; "" if the start was moved.
     """
 
     node: str
@@ -37,12 +37,12 @@ class CollectiveStatistics:
     wait: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """As JSON-compatible data."""
         return asdict(self)
 
 
 def decode_statistics(rows: Any) -> tuple[CollectiveStatistics, ...]:
-    """Read rows of statistics from plain data; what is no such row is left out."""
+    """Read rows of statistics from plain data; malformed rows are skipped."""
     found = []
     for row in rows if isinstance(rows, (list, tuple)) else ():
         if isinstance(row, CollectiveStatistics):

@@ -1,4 +1,4 @@
-"""How a compiler is told to use streams: data that comes with a program."""
+"""Stream settings for a compiler: data that belongs to a program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tcverify.errors import ProgramError
 
 #: Stream on which outputs are read.
 MAIN_STREAM = 0
-#: Most stream ids of one role, and the largest one: more is a mistake.
+#: Limits on the number of stream ids of one role, and on their values: more is a mistake.
 MAX_STREAMS = 64
 MAX_STREAM_ID = 1 << 16
 
@@ -21,7 +21,7 @@ class StreamSettings:
         compute: ids of the streams for compute, and for fused ops that compute and communicate.
         comm: ids of the streams for communication.
         sync_overhead_s: seconds from the end of an op until an op of another stream that waits for it can start.
-        device: name of a device profile, for ops whose cost is not given (`meta["cost_s"]`); None where there is none.
+        device: name of a device profile, for ops whose cost is not given (`meta["cost_s"]`); None without a profile.
 
     Raises:
         ProgramError: no stream for a role, a stream named twice, a negative id or time.

@@ -1,4 +1,4 @@
-"""Constants and specs of graphs as JSON-able data, in program files and messages alike."""
+"""Constants and specs of graphs as JSON-able data, for program files and messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DTYPES = {
     for d in vars(torch).values()
     if isinstance(d, torch.dtype) and not (name := str(d).removeprefix("torch.")).startswith(("quint", "qint", "bits"))
 }
-#: Devices that graphs name. Programs run on none of them in particular.
+#: Devices that graphs may name. Programs are not bound to any of them.
 _DEVICE = re.compile(r"(cpu|cuda|xpu|mps|hpu|mtia|xla)(:[0-9]{1,2})?|meta")
 _LAYOUTS = {"strided": torch.strided}
 _MEMORY_FORMATS = {
@@ -32,7 +32,7 @@ _MEMORY_FORMATS = {
 
 
 class NotSerialisable(TcverifyError):
-    """A graph holds something that program files cannot: a submodule, an attribute, a foreign function or object."""
+    """A graph contains something that program files cannot: a submodule, an attribute, a foreign function or object."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -43,7 +43,7 @@ def encode_value(value: Any, depth: int = 0) -> Any:
     """Write an argument of a node, or metadata.
 
     Raises:
-        NotSerialisable: it is of a kind that files cannot hold.
+        NotSerialisable: files cannot represent it.
     """
     if depth > MAX_DEPTH:
         raise NotSerialisable(f"a constant is nested more than {MAX_DEPTH} deep")
@@ -73,7 +73,7 @@ def encode_value(value: Any, depth: int = 0) -> Any:
 
 
 def _encode_constant(value: Any) -> dict[str, Any]:
-    """Write a constant that JSON has no counterpart of."""
+    """Write a constant without a JSON counterpart."""
     if isinstance(value, torch.dtype):
         return {"dtype": dtype_name(value)}
     if isinstance(value, torch.device):
@@ -125,10 +125,10 @@ def read_list(value: Any, where: str) -> list[Any]:
 
 
 class ValueReader:
-    """Reads what `encode_value` wrote.
+    """Reads the output of `encode_value`.
 
     Args:
-        where: names the source in errors.
+        where: the name of the source for errors.
     """
 
     def __init__(self, where: str) -> None:
@@ -143,11 +143,11 @@ class ValueReader:
         """Read an argument.
 
         Args:
-            nodes: what stands for each node, by name, or for each slot, by number.
-            where: names what it belongs to in errors.
+            nodes: the value for each node, by name, or for each slot, by number.
+            where: the name of its owner for errors.
 
         Raises:
-            ProgramError: it is none.
+            ProgramError: it is malformed.
         """
         kind_of = type(data)
         if kind_of is dict and len(data) == 1 and type(name := data.get("node")) is str and name in nodes:

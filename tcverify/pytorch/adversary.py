@@ -48,9 +48,9 @@ class _Flight:
 class Completion(TorchDispatchMode):
     """Chooses when `_c10d_functional` collectives read and write.
 
-    A collective that has not written yet leaves poison (NaN, or the largest number of an integer type) where it is going to
-    write. A wait for one carries out all that were issued before it, in order; so ranks meet in the order in which they issue.
-    What nobody waits for is carried out at the end of the block.
+    Until a collective writes its result, that memory contains poison (NaN, or the largest number of an integer type).
+    A wait for one carries out all that were issued before it, in order; so ranks communicate in issue order. Collectives
+    without a wait are carried out at the end of the block.
 
     Args:
         when: "early": a collective reads and writes when it is issued. "late": it reads and writes when it is waited for, so that
@@ -131,7 +131,7 @@ class Completion(TorchDispatchMode):
         self._land(last + 1)
 
     def _land(self, number: int) -> None:
-        """Carry out the first collectives under way."""
+        """Carry out the first collectives in flight."""
         landing, self._flights[:] = self._flights[:number], self._flights[number:]
         with torch.no_grad(), contextlib.ExitStack() as stack:
             stack.enter_context(torch.utils._python_dispatch._disable_current_modes())

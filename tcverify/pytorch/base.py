@@ -1,4 +1,4 @@
-"""What all passes of PyTorch need to be called as a pass of ours."""
+"""The common base of PyTorch's passes, which adapts them to tcverify's interface."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tcverify.pytorch.subjects import PREFIX, SUBJECTS
 class TorchPass:
     """Applies a pass of PyTorch to the graph of one rank, in place, with the options of the program or of the command line.
 
-    Subclasses name their subject and say in `rewrite` how it is called. What PyTorch promises of metadata is nothing, so that
-    it is made anew.
+    Subclasses name their subject and define in `rewrite` how it is called. PyTorch promises nothing about metadata, so it is
+    propagated again.
 
     Args:
-        options: fixed for all programs; the others are as each program says.
+        options: fixed for all programs; others come from each program.
 
     Raises:
         UsageError: this torch has no such pass, or the pass no such option.
@@ -61,7 +61,7 @@ class TorchPass:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warnings that torch gives of its own code, on import and when it compiles."""
+    """Suppresses torch's warnings about its own code, on import and compilation."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

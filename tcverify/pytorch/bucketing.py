@@ -18,17 +18,17 @@ from tcverify.errors import Unsupported
 from tcverify.ops import schema_of
 from tcverify.pytorch.base import TorchPass
 
-#: What `bucket_mode` is where nobody has said it.
+#: The default of `bucket_mode`.
 UNSET = "unset"
 
 
 class Bucketing(TorchPass):
-    """A pass that makes buckets.
+    """A pass that creates buckets.
 
     Options:
         mode: how a bucket is filled.
         cap_mb: how large it may be, in MiB.
-        bucket_mode: `torch._inductor.config.aten_distributed_optimizations.bucket_mode`, read where passes are not told.
+        bucket_mode: `torch._inductor.config.aten_distributed_optimizations.bucket_mode`, read if passes do not get it.
     """
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
@@ -133,9 +133,9 @@ class BucketCollectives(Bucketing):
 
 
 def require_functional(graph: fx.Graph) -> None:
-    """Raise `Unsupported` where a graph writes into what it has made: PyTorch gives these passes functional graphs.
+    """Raise `Unsupported` if a graph writes into its own values: PyTorch gives these passes functional graphs.
 
-    A write into an input is left to the end by functionalisation, and stands for nothing else there.
+    A write into an input is left to the end by functionalisation, and means nothing else there.
     """
     for node in graph.nodes:
         schema = schema_of(node.target)
@@ -157,10 +157,10 @@ def without_views_of_own_dtype(graph: fx.Graph) -> None:
 
 
 def separate_outputs(graph: fx.Graph, before: set[fx.Node]) -> None:
-    """Give outputs that lie side by side in one bucket memory of their own: compilers promise nothing of where outputs lie.
+    """Give outputs that are adjacent in one bucket separate memory: compilers promise nothing about the memory of outputs.
 
     Args:
-        before: the nodes that there were before the pass. What shares memory because of them goes on sharing it.
+        before: the nodes before the pass. Values that share memory because of them keep sharing it.
     """
     output = graph.output_node()
     parts = dict.fromkeys(_viewed(node, lambda one: one not in before) for node in output.all_input_nodes)

@@ -1,4 +1,4 @@
-"""Where private names of PyTorch differ between its versions, and what stands in for a GPU."""
+"""Private names of PyTorch that differ between its versions, and substitutes for a GPU."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def device_known() -> Iterator[None]:
 
 
 def forget_shardings() -> None:
-    """Let DTensor forget what it has found out about ops: for another rank it may be something else."""
+    """Clear DTensor's caches about ops: for another rank, results may differ."""
     from torch.distributed.tensor import DTensor
 
     propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding

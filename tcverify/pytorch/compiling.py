@@ -74,7 +74,7 @@ def example_inputs(gm: fx.GraphModule) -> list[Tensor]:
 
 @contextlib.contextmanager
 def inductor(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Compile with these settings of Inductor, without caches and processes of its own, and without a C++ compiler."""
+    """Compile with these settings of Inductor, without caches and subprocesses, and without a C++ compiler."""
     import torch._functorch.config as functorch
     import torch._inductor.config as config
     from torch._inductor import cpu_vec_isa

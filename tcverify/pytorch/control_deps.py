@@ -1,4 +1,4 @@
-"""`control_deps`: an op in a graph of its own, behind nodes that it does not read. Such order becomes `meta["after"]`."""
+"""`control_deps`: an op in a subgraph, ordered after nodes that it does not read. Such order becomes `meta["after"]`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tcverify.errors import Unsupported
 
 
 def plain_order(gm: fx.GraphModule) -> int:
-    """Put ops that stand in `control_deps` back into the graph, in place; what they come after is in `meta["after"]`.
+    """Inline the ops inside `control_deps` into the graph, in place; their predecessors are recorded in `meta["after"]`.
 
     Returns:
-        How many there were.
+        The number of these ops.
 
     Raises:
         Unsupported: one holds more than one call.

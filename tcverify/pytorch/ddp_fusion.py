@@ -15,7 +15,7 @@ class FuseDdp(TorchPass):
     """`fuse_ddp_communication`, with the sort by dependencies that follows it in `post_grad_passes`.
 
     Options:
-        passes: what it runs, in order; the first is what `torch._inductor.config` says.
+        passes: what it runs, in order; the first is the default of `torch._inductor.config`.
         bucket_size_mb: how large a bucket may be.
     """
 

@@ -1,4 +1,4 @@
-"""DTensor as a pass: a program of whole tensors becomes what every rank runs when DTensor divides them.
+"""DTensor as a pass: from a program of whole tensors, it derives what every rank runs when DTensor shards them.
 
 The program says what is computed, on tensors that are equal on all ranks. Its options say how DTensor is to place them: by name
 of a placeholder how it is distributed, by name of another node what its value is redistributed to. A placeholder that the
@@ -29,13 +29,13 @@ from tcverify.pytorch.groups import groups_of
 _ALL_REDUCE = "_c10d_functional::all_reduce"
 _WAIT = "_c10d_functional::wait_tensor"
 
-#: What DTensor says of what it does not do. All else that it raises is a finding.
+#: Exceptions with which DTensor reports unsupported cases. All others are findings.
 _DECLINED = re.compile(
     r"no sharding strategy|does not have a sharding strategy|in-place operations|please redistribute|unsupported"
     r"|not (yet |currently )?(supported|implemented)|(does not|doesn't) support",
     re.IGNORECASE,
 )
-#: Errors that say that DTensor, or torch, is asked for what it does not do, when their text says so.
+#: Exceptions with which DTensor, or torch, reports unsupported cases if their text says so.
 _CLEAR = (NotImplementedError, RuntimeError, ValueError)
 
 
@@ -45,7 +45,7 @@ class DTensorProgram(TorchPass):
     Options are names of nodes, each with placements by dim of the mesh: "S0,R" shards dim 0 over the first, "S0,S0" over both.
 
     Raises:
-        Unsupported: the mesh is no grid, or DTensor says that it does not do what the program asks for.
+        Unsupported: the mesh is not a grid, or DTensor says that it does not support the program.
     """
 
     name = "torch:dtensor"

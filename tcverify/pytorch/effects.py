@@ -1,6 +1,6 @@
-"""What PyTorch is told of the opaque communication of programs: how users register ops that do more than compute.
+"""Registers the opaque communication of programs with PyTorch, as users register ops with side effects.
 
-An op of the `p2p` dialect that is "declared" stands in the registry of torch.fx: dead code elimination keeps it. One that is
+An op of the `p2p` dialect that is "declared" is in the registry of torch.fx: dead code elimination keeps it. One that is
 "ordered" has an effect in the sense of `torch._higher_order_ops.effects`: compilers thread a token through all of them, so that
 they keep their number and their order. Ops that write into an operand say so in their signature, and cannot be ordered.
 """

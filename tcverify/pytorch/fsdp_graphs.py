@@ -110,7 +110,7 @@ def _concatenated(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _gathered(graph: fx.Graph, node: fx.Node) -> None:
-    """The memory is that of the copy-in, which nobody else may read."""
+    """The memory is that of the copy-in, which must not have other readers."""
     out: Any = node.kwargs["out"]
     buffer = out.args[0].args[1]
     if set(out.users) != {node} or set(buffer.users) != {out.args[0]}:

@@ -20,10 +20,10 @@ def require_functional(gm: fx.GraphModule, *, allowed: Callable[[fx.Node], bool]
     """Decline graphs that write into anything but their inputs, by `aten::copy_` at their end.
 
     Args:
-        allowed: whether a node may mutate all the same.
+        allowed: whether a node may mutate nevertheless.
 
     Raises:
-        Unsupported: the graph is no functional one, and AOTAutograd would never hand it to a pass.
+        Unsupported: the graph is not functional, and AOTAutograd would never pass it on.
     """
     ended = False
     for node in gm.graph.nodes:

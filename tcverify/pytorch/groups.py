@@ -1,4 +1,4 @@
-"""Process groups for passes that ask c10d about the groups that a graph names: fake ones, made anew for every rank."""
+"""Process groups for passes that query c10d about the groups of a graph: fake ones, created for every rank."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch.distributed import distributed_c10d as c10d
 
 from tcverify.errors import Unsupported
 
-#: Asked for, and never waited for.
+#: Used, and never waited for.
 _TIMEOUT = datetime.timedelta(minutes=1)
 
 
 @contextlib.contextmanager
 def groups_of(gm: fx.GraphModule) -> Iterator[None]:
-    """Be the rank that a graph is for, with process groups of the names that the graph uses.
+    """Act as the rank of a graph, with process groups of the names that the graph uses.
 
-    Collectives on them do nothing and return at once. Groups of the process stand aside meanwhile.
+    Collectives on them do nothing and return at once. Groups of the process are hidden in the meantime.
 
     Raises:
         Unsupported: the module does not say which rank it is for.
@@ -39,7 +39,7 @@ def fake_groups(rank: int, world_size: int, groups: dict[str, tuple[int, ...]]) 
     """Be a rank of a world, with process groups of these names and members (in group order, `rank` among them)."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    if dist.is_initialized():  # a user's script that verifies while it runs on a group of its own
+    if dist.is_initialized():  # a user's script that verifies while it uses its own process group
         raise Unsupported("this process belongs to a process group already")
     store, hook = FakeStore(), sys.excepthook
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=store)

@@ -150,7 +150,7 @@ class _Indices:
         return symbol
 
     def counted(self, expr: sympy.Expr) -> Tensor:
-        """An expression of indices, for every element."""
+        """An index expression, for every element."""
         expr = sympy.sympify(expr)
         if expr.is_Integer:
             return torch.full((), int(expr), dtype=torch.int64)
@@ -175,7 +175,7 @@ class _Indices:
         raise Unsupported(f"a kernel of Inductor computes the index {expr}, whose {name} is not known here")
 
     def affine(self, index: sympy.Expr) -> tuple[list[int], int] | None:
-        """The strides of the loops and the offset, where that is all there is to an index."""
+        """The strides of the loops and the offset, if an index has only these."""
         index, places = sympy.expand(index), self._places
         if not index.free_symbols <= set(places):
             return None
@@ -331,7 +331,7 @@ class _Elements:
 
 # --------------------------------------------------------------------------------------------- kernels of generated code
 
-#: Held while loops run: Inductor keeps the place it is at in them. Ranks that are threads share them.
+#: Held while loops run: Inductor's loops store their current position. Ranks that are threads share them.
 _RUNNING = threading.Lock()
 
 #: Kernels that generated modules call, by number.
@@ -345,7 +345,7 @@ def kernel(number: int) -> LoopKernel:
 
 
 def forget_kernels() -> None:
-    """Let go of all kernels: modules that call them have been called for the last time."""
+    """Release all kernels: modules that call them are no longer used."""
     _KERNELS.clear()
 
 

@@ -75,9 +75,9 @@ class DecideOrdering(CommsPass):
 
 @contextlib.contextmanager
 def final_order(seen: list[tuple[NodeSchedule, list[list[str]]]]) -> Iterator[None]:
-    """End compilations where the order of nodes is final, and put it in the place of the last that was seen.
+    """End compilations when the order of nodes is final, and use it in place of the last observed order.
 
-    Nodes that only compute and that nobody reads are gone by then.
+    Unused nodes that only compute are gone by then.
     """
     from torch._inductor.scheduler import Scheduler
 

@@ -1,4 +1,4 @@
-"""`torch._inductor.fx_passes.overlap_scheduling` and `overlap_manual_scheduling`: compute beside communication.
+"""`torch._inductor.fx_passes.overlap_scheduling` and `overlap_manual_scheduling`: overlap of compute and communication.
 
 They are called as `post_grad_passes` calls them: on functional graphs, without second waits where this torch removes those first.
 """
@@ -55,8 +55,8 @@ class ManualOverlapBucketing(TorchPass):
     """`manual_overlap_bucketing`.
 
     Options:
-        modules: the graph is as of so many modules, one after the other.
-        plan: how they are bucketed: "each" by itself, in "pairs", or all in "one".
+        modules: number of modules into which the graph is divided.
+        plan: how they are bucketed: "each" separately, in "pairs", or all in "one".
         insert_overlap_deps, bucket_mode: arguments of the pass.
     """
 
@@ -93,9 +93,9 @@ def plan_of(modules: list[str], plan: str) -> list[list[str] | str]:
 
 @contextlib.contextmanager
 def _undisturbed(module: Any) -> Iterator[None]:
-    """Keep what earlier programs left out of estimates, and answer for the other ranks where they are asked.
+    """Reset what earlier programs left in estimates, and answer on behalf of other ranks when they are queried.
 
-    They are asked for times of products alone, which are equal on all ranks here.
+    Only times of matrix products are queried, which are equal on all ranks here.
     """
 
     def ask(answers: list[Any], mine: Any, *_: Any, **__: Any) -> None:

@@ -158,7 +158,7 @@ def _joint(module: fx.GraphModule, share: float) -> _Joint:
 
 
 def _cuts(calls: list[fx.Node], share: float) -> list[int]:
-    """Where the backward may begin: where nothing is under way, the places nearest to that share of the calls first."""
+    """Where the backward may begin: positions with nothing in flight, nearest to that share of the calls first."""
     flying: set[fx.Node] = set()
     found = []
     for place, node in enumerate(calls):
@@ -173,7 +173,7 @@ def _cuts(calls: list[fx.Node], share: float) -> list[int]:
 
 
 def _sources(node: fx.Node) -> set[fx.Node]:
-    """What a wait is for: its operand, and where that was selected from several, all that they came from."""
+    """The purpose of a wait: its operand, and if that was selected from several, all sources."""
     found: set[fx.Node] = set()
     reached = list(node.all_input_nodes)
     while reached:

@@ -1,8 +1,8 @@
-"""Records what compiled code does, op by op, as an FX graph that says which values share memory.
+"""Records the execution of compiled code, op by op, as an FX graph that shows which values share memory.
 
-The code is called once, on real tensors, under a mode that sees every op. Tensors are told by their storages, which are all kept
-alive, so that two values in one storage are one buffer that was reused. Memory that code got behind the back of the mode
-becomes an `aten::empty_strided`; views become `aten::as_strided` of what the storage was first seen as.
+The code is called once, on real tensors, under a mode that sees every op. Tensors are identified by their storages, which are all
+kept alive, so that two values in one storage are one buffer that was reused. Memory that code allocated unnoticed by the mode
+becomes an `aten::empty_strided`; views become `aten::as_strided` of the first recorded value of the storage.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class OpRecorder(TorchDispatchMode):
         self._hold(value, node)
 
     def node(self, value: Tensor) -> fx.Node:
-        """The node that gives a tensor, added where there is none yet."""
+        """The node of a tensor, added if there is none yet."""
         key = _layout(value)
         if key in self._views:
             return self._views[key]
@@ -171,7 +171,7 @@ def _performed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
 
 
 def _without_out(func: Any) -> Any:
-    """The overload of an op that makes the tensor into which this one writes; None where there is none."""
+    """The overload of an op that returns the tensor into which this one writes; None if there is none."""
     takes = [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
     packet = func.overloadpacket
     for overload in packet.overloads():

@@ -34,7 +34,7 @@ def read_schedule(snodes: Sequence[Any], groups: Collection[str]) -> NodeSchedul
 
 
 class _Storages:
-    """Which storages each buffer lives in: views and what has been written into share one. Found by the names of buffers.
+    """The storages of each buffer: views and writes into a buffer share one. Identified by the names of buffers.
 
     What is concatenated without a copy is written piece by piece: each piece counts as a storage of its own, and the whole as
     one more, which holds no bytes that are not in a piece.
@@ -88,7 +88,7 @@ def _bytes(node: Any) -> int:
     layout = node.get_layout()
     try:
         return int(layout.storage_size()) * int(layout.dtype.itemsize)
-    except (TypeError, AttributeError):  # a size that is no number, or no tensor
+    except (TypeError, AttributeError):  # a size that is not a number, or not a tensor
         return 0
 
 

@@ -1,7 +1,7 @@
-"""Judges what a pass makes of the order of Inductor's scheduler: plain data on the nodes before and after, and no code of torch.
+"""Judges a pass's order of Inductor's scheduler nodes: plain data about the nodes before and after, and no code of torch.
 
 What two nodes may not swap is decided by the memory that they touch, and not by the dependencies that Inductor has written down:
-some of those stand for an order that is only wished for, and others are missing.
+some of those only express a preference, and others are missing.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Role = Literal["compute", "collective", "wait", "opaque"]
 
 @dataclass(frozen=True, slots=True)
 class ScheduleStep:
-    """One node of the scheduler, as it stands in the list or inside of a fused node.
+    """One node of the scheduler, in the list or inside a fused node.
 
     Attributes:
-        name: as Inductor names it.
-        op: what it calls, for people.
-        reads: storages; a wait reads what its collective reads, since that happens until then.
-        writes: storages, those that it makes among them.
+        name: in Inductor. op: its
+        callee, for reports. reads:
+        storages; a wait reads what its collective reads, since that may happen until then. writes:
+        storages, including those that it allocates.
         role: see `Role`.
         group: over which it communicates, where it says so.
         place: its number in the order of the graph.
@@ -228,7 +228,7 @@ def find_rank_disagreement(
 ) -> Defect | None:
     """The first rank on which the collectives of a group come in another order than on its peers, and did not before the pass.
 
-    Collectives are told by their number in the group, in the order of the graph.
+    Collectives are identified by their number in the group, in graph order.
 
     Args:
         given: before the pass, by rank.

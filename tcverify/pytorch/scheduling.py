@@ -18,7 +18,7 @@ from tcverify.pytorch.functional import functional_copy
 from tcverify.pytorch.schedule_reading import names_of_nodes, read_schedule
 from tcverify.pytorch.schedules import NodeSchedule, OrderPromise, Role, defects_of_call, find_rank_disagreement
 
-#: Options that are no settings of Inductor's.
+#: Options that are not settings of Inductor.
 _OURS = ("effects", "passes_before")
 
 

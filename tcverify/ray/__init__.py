@@ -22,9 +22,9 @@ def ray_crew(address: str, size: int | None, tell: Callable[[str], None]) -> Ite
     """Yield the workers of a Ray cluster, as many as it has CPUs.
 
     Args:
-        address: of the cluster, as `ray start` says it, or `LOCAL`.
-        size: most slices that are under way at once; None is as many as there are CPUs, also those that join later.
-        tell: is told in one line when a worker has died.
+        address: of the cluster, as `ray start` prints it, or `LOCAL`.
+        size: largest number of slices in progress; None means one per CPU, including CPUs that join later. tell:
+        called with one line if a worker has died.
 
     Raises:
         UsageError: ray is not installed, or there is no such cluster.

@@ -1,6 +1,6 @@
 """How clusters are named."""
 
-#: The address that stands for a cluster of this machine alone, which ends with the run.
+#: The address of a new cluster on this machine only, which ends with the run.
 LOCAL = "local"
 
 __all__ = ["LOCAL"]

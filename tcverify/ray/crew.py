@@ -1,4 +1,4 @@
-"""The workers of a Ray cluster: each slice is a task, which Ray does again once when a worker or its machine dies."""
+"""The workers of a Ray cluster: each slice is a task, which Ray retries once if a worker or its machine dies."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tcverify.ray.address import LOCAL
 from tcverify.ray.pools import ray_executors
 from tcverify.workers import Worker
 
-#: Seconds in which a cluster has to answer.
+#: Time limit for a cluster to answer, in seconds.
 CONNECT_SECONDS = 20.0
 
-#: Times that Ray does a task again whose worker died.
+#: Number of times that Ray retries a task whose worker died.
 RETRIES = 1
 
 
 class RayCrew:
-    """The workers of a Ray cluster. Machines may join and leave it; what they were at when they leave is done elsewhere.
+    """The workers of a Ray cluster. Machines may join and leave it; unfinished work of those that leave is done elsewhere.
 
     Args:
         address, size, tell: see `ray_crew`.
@@ -39,7 +39,7 @@ class RayCrew:
     def __init__(self, address: str, size: int | None, tell: Callable[[str], None]) -> None:
         self._size = size
         self._tell = tell
-        self._numbers: dict[Any, int] = {}  # of the slices under way, by the reference of their outcome
+        self._numbers: dict[Any, int] = {}  # of the slices in progress, by the reference of their outcome
         self._mine = not ray.is_initialized()
         if self._mine:
             _connect(address, size)
@@ -53,7 +53,7 @@ class RayCrew:
 
     @property
     def size(self) -> int:
-        """Slices that are to be under way at once."""
+        """Desired number of slices in progress."""
         here = int(ray.cluster_resources().get("CPU", 0))
         return max(1, here if self._size is None else min(self._size, here))
 
@@ -98,7 +98,7 @@ def _connect(address: str, size: int | None) -> None:
             ray.init(address=LOCAL, num_cpus=cores, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
         else:
             host, _, port = address.rpartition(":")
-            if host and port.isdecimal() and "/" not in host:  # ray itself would look for it for minutes
+            if host and port.isdecimal() and "/" not in host:  # ray itself would search for it for minutes
                 socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
             ray.init(address=address, **quiet)
     except Exception as error:
@@ -110,7 +110,7 @@ def _connect(address: str, size: int | None) -> None:
 
 
 def work(text: str) -> str:
-    """The task: does a slice and returns its outcome. What it needs for that stays in the process, for the next one."""
+    """The task: processes a slice and returns its outcome. Resources that it needs stay in the process for the next one."""
     if not _WORKERS:
         _WORKERS.append(Worker(ray_executors).__enter__())
         _attend_to_cancellation()
@@ -121,10 +121,10 @@ def work(text: str) -> str:
 
 
 def _attend_to_cancellation() -> None:
-    """See to it that a cancelled task ends at once, also while it waits for a pass or a process group.
+    """Make sure that a cancelled task ends at once, also while it waits for a pass or a process group.
 
-    Ray cancels as if Ctrl-C were pressed, but without a signal: a process that waits in the system does not notice. So that
-    it does, a thread sends it one, of another kind, which nobody else heeds.
+    Ray cancels as if Ctrl-C were pressed, but without a signal: a process blocked in a system call does
+    not notice. So a thread sends it an otherwise unused signal.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -140,7 +140,7 @@ def _attend_to_cancellation() -> None:
     threading.Thread(target=watch, name="watches for cancellation", daemon=True).start()
 
 
-#: The worker of this process, once there is one.
+#: The worker of this process, if it exists.
 _WORKERS: list[Worker] = []
 
 

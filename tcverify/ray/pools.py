@@ -1,4 +1,4 @@
-"""Process groups as actors of Ray: each outlives the slices that use it, and Ray starts it again when it dies."""
+"""Process groups as Ray actors: each outlives the slices that use it, and Ray restarts it if it dies."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tcverify.program import NotSerialisable, Program, dumps, loads
 from tcverify.registry.extensions import extensions_here, load_extensions_of
 from tcverify.workers.slices import decode_error, encode_error
 
-#: Seconds until an actor has to have answered. A process group has limits of its own, which are shorter and name the rank.
+#: Time limit for an actor to answer, in seconds. A process group has its own shorter limits, whose errors name the rank.
 LIMIT_SECONDS = 600.0
 
 
 class RankPool:
-    """The actor: an executor for programs of one number of ranks. Says and is told JSON text, errors among it.
+    """The actor: an executor for programs of one number of ranks. Messages are JSON text, including errors.
 
     Args:
         name: of the executor; see `make_executor`.
@@ -50,7 +50,7 @@ class RankPool:
         return _answer(lambda: encode_comparison(self._executor.compare(*pair, domain_of(domain))))
 
     def run(self, program: str, observe: bool, domain: str) -> tuple[str, list[list[bytes]]]:
-        """Run a program; what its ranks did comes as replies of ranks do (see `encode_reply`)."""
+        """Run a program; results have the form of replies of ranks (see `encode_reply`)."""
         replies: list[list[bytes]] = []
 
         def ran() -> str:
@@ -62,7 +62,7 @@ class RankPool:
 
 
 class RemotePool:
-    """An executor whose ranks belong to an actor, which runs on the machine of this process as long as there is room."""
+    """An executor whose ranks belong to an actor, which runs on the machine of this process as long as it has capacity."""
 
     def __init__(self, name: str, world_size: int) -> None:
         self.name = name
@@ -76,7 +76,7 @@ class RemotePool:
         self._result(self._actor.start.remote())
 
     def close(self) -> None:
-        """End the actor, and its ranks with it."""
+        """End the actor together with its ranks."""
         with contextlib.suppress(RayError):
             ray.kill(self._actor)
 
@@ -117,7 +117,7 @@ class RemotePool:
 
 @contextlib.contextmanager
 def ray_executors(name: str) -> Iterator[Callable[[int], Executor | None]]:
-    """As `tcverify.execution.named_executors`, of process groups that are actors."""
+    """Like `tcverify.execution.named_executors`, for process groups that are actors."""
     made: dict[int, RemotePool] = {}
 
     def executor(world_size: int) -> Executor | None:
@@ -135,7 +135,7 @@ def ray_executors(name: str) -> Iterator[Callable[[int], Executor | None]]:
 
 
 def _answer(work: Callable[[], Any]) -> str:
-    """What work returns, or the error that it raises: Ray would need to pickle that."""
+    """The result of a function, or the error that it raises: Ray would need to pickle that."""
     try:
         return json.dumps({"result": work()})
     except TcverifyError as error:

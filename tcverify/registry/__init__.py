@@ -1,1 +1,2 @@
-"""What options name: passes, strategies, checks, executors, domains, reports. Importing it imports none of them, nor torch."""
+"""What options name: passes, strategies, checks, executors, domains, reports. Importing this package imports neither
+these nor torch."""

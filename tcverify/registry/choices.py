@@ -9,15 +9,15 @@ from typing import Literal, TypeAlias, TypeGuard, TypeVar, get_args
 DomainName: TypeAlias = Literal["float64", "native", "exact"]
 DOMAINS: tuple[DomainName, ...] = get_args(DomainName)
 
-#: Sizes that a program may run on: its own where these fit into memory, else small ones; its own; small ones.
+#: Sizes at which a program may run: its own if they fit into memory, else small ones; its own; small ones.
 SizesName: TypeAlias = Literal["auto", "real", "small"]
 SIZES: tuple[SizesName, ...] = get_args(SizesName)
 
-#: What programs may do to a pass that no well-behaved compiler does, by the name that `--hostile` takes.
+#: What drawn programs may have that no well-behaved compiler passes on, by the name that `--hostile` takes.
 HostileName: TypeAlias = Literal["metadata"]
 HOSTILE: tuple[HostileName, ...] = get_args(HostileName)
 
-#: What each report is, by the name that `--report` takes.
+#: Description of each report, by the name that `--report` takes.
 REPORTS = {
     "html": "report.html and, for streams, trace.json for every counterexample",
     "junit": "junit.xml for continuous integration",
@@ -26,14 +26,15 @@ REPORTS = {
     "github": "annotations and a summary of the job, for GitHub Actions",
 }
 
-#: What fails a run, by the name that `--fail-on` takes: findings, a pass that nothing tested, a single inconclusive program.
+#: What fails a run, by the name that `--fail-on` takes: findings, a pass for which nothing was tested, a single
+#: inconclusive program.
 CONDITIONS = ("refuted", "vacuity", "inconclusive")
 
 Word = TypeVar("Word", bound=str)
 
 
 def is_one_of(text: object, words: Collection[Word]) -> TypeGuard[Word]:
-    """Whether a text from outside is one of a vocabulary's words. Type checkers then know it as such."""
+    """Whether an external string is a word of a vocabulary; narrows its type."""
     return isinstance(text, str) and text in words
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tcverify.registry.registry import Registry
 
-#: What takes each kind of evidence: a function of `Evidence`, called when a check first asks for the kind.
+#: Provider of each kind of evidence: a function of `Evidence`, called when a check first asks for the kind.
 EVIDENCE: Registry[Callable[..., Any]] = Registry(
     {
         "lockstep": "tcverify.verification.evidence.lockstep:run_lockstep",

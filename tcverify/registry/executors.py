@@ -1,4 +1,4 @@
-"""The executors by name, and what they are asked for."""
+"""The executors by name, and the limits that they share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tcverify.registry.registry import Registry
 
-#: Makers of executors by the name that `--confirm` takes.
+#: Factories of executors by the name that `--confirm` takes.
 EXECUTORS: Registry[Callable[[int], Any]] = Registry(
     {
         "gloo": "tcverify.execution.named_executors:over_gloo",
@@ -16,10 +16,10 @@ EXECUTORS: Registry[Callable[[int], Any]] = Registry(
     }
 )
 
-#: Most ranks that process groups of one machine have, and that programs are drawn for.
+#: Largest number of ranks of process groups on one machine, and of drawn programs.
 MAX_RANKS = 64
 
-#: Most ranks of a program that is given.
+#: Largest number of ranks of a given program.
 MOST_RANKS = 1024
 
 __all__ = ["EXECUTORS", "MAX_RANKS", "MOST_RANKS"]

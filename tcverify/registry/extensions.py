@@ -1,8 +1,8 @@
-"""Extensions: modules of the user's that register dialects, checks, strategies and executors when they are imported.
+"""Extensions: modules of the user that register dialects, checks, strategies and executors when they are imported.
 
-Ranks and workers are processes of their own, so what an extension registers in one of them is unknown to the others.
-`load_extension` imports a module here and has every process that is started from then on import it as well. So does
-`declare_op_law` with what the user says of ops.
+Ranks and workers are processes of their own, so what an extension registers in one of them is unknown to the
+others. `load_extension` imports a module here and in every process that is started later.
+`declare_op_law` does the same for laws of ops.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tcverify.errors import PassLoadError, UsageError
 from tcverify.registry.op_laws import declare_op_law, declared_op_laws
 from tcverify.registry.references import import_named
 
-#: References of the extensions that are loaded, in order.
+#: References of the loaded extensions, in order.
 _LOADED: list[str] = []
 
 
 def load_extension(reference: str) -> ModuleType:
-    """Import an extension, here and in every process that tcverify starts from now on.
+    """Import an extension, here and in every process that tcverify starts later.
 
     Args:
-        reference: the name of a module, or the path of a .py file as seen from the current directory.
+        reference: the name of a module, or the path of a .py file, relative to the current directory.
 
     Raises:
         UsageError: it cannot be found or imported.
@@ -47,24 +47,24 @@ def load_extension(reference: str) -> ModuleType:
 
 
 def loaded_extensions() -> tuple[str, ...]:
-    """Return the references of the extensions that are loaded: names of modules, absolute paths of files."""
+    """Return the references of the loaded extensions: names of modules, absolute paths of files."""
     return tuple(_LOADED)
 
 
 def list_extension_state() -> tuple[str, ...]:
-    """Return what processes that are started now know of the user's: extensions and laws."""
+    """Return the extensions and laws that processes started now know."""
     return (*_LOADED, *declared_op_laws())
 
 
 def extensions_here() -> dict[str, list[str]]:
-    """Return what another process needs to load the same extensions and laws, as JSON can hold it."""
+    """Return what another process needs to load the same extensions and laws, as JSON-compatible data."""
     if not list_extension_state():
         return {}
     return {"references": list(_LOADED), "laws": list(declared_op_laws()), "path": [str(Path.cwd()), *sys.path]}
 
 
 def load_extensions_of(parent: Mapping[str, Any]) -> None:
-    """Load the extensions of another process, as its `extensions_here` tells them. Raises as `load_extension`."""
+    """Load the extensions of another process, as returned by its `extensions_here`. Raises as `load_extension` does."""
     if parent:
         sys.path[:] = parent["path"]
         for reference in parent["references"]:
@@ -77,7 +77,7 @@ def require_new(what: str, name: Any, known: Collection[str]) -> None:
     """Raise `UsageError` unless a check, a strategy or an executor ("what") can be registered under a name.
 
     Args:
-        known: the names of tcverify's own, which are not replaced.
+        known: built-in names, which cannot be replaced.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(f"{name!r:.80} cannot name a {what}", "use letters, digits, hyphens and underscores")

@@ -1,9 +1,9 @@
-"""Laws of ops of which only the signature is known: what a user declares of them in one line.
+"""Laws of ops of which only the signature is known, which a user declares in one line each.
 
-    my::rope=rowwise(1)                   each slice along dim 1 is computed by itself, all alike
-    my::rope=rowwise(x=1, cos=0, sin=0)   the same, where the dim stands elsewhere in some operands
-    my::gate=pointwise                    each element is computed by itself
-    my::scale=pointwise(x)                the same, where the other operands enter whole
+    my::rope=rowwise(1)                   slices along dim 1 are computed independently, in the same way
+    my::rope=rowwise(x=1, cos=0, sin=0)   the same, where some operands have the dim at another position
+    my::gate=pointwise                    elements are computed independently
+    my::scale=pointwise(x)                the same, where the other operands are needed whole
     my::project=linear(x)                 linear in x
 
 Several laws of one op hold together.
@@ -21,18 +21,18 @@ from tcverify.errors import UsageError
 _LAW = re.compile(r"\s*(\w+::\w+(?:\.\w+)?)\s*=\s*(\w+)\s*(?:\((.*)\))?\s*")
 _SHAPE = "write OP=rowwise(DIM), OP=rowwise(OPERAND=DIM, …), OP=pointwise, OP=pointwise(OPERAND) or OP=linear(OPERAND)"
 
-#: Laws that the user has declared, as written, in order.
+#: Laws that the user declared, as written, in order.
 _LAWS: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)
 class OpLaw:
-    """What is known of an op beside its signature.
+    """What is known of an op besides its signature.
 
     Attributes:
-        rows: dims along which slices are computed by themselves: for each, the dim of the operands by name, and of all other
-            tensors of the call that are as long there under the name "".
-        pointwise: whether each element is computed by itself: of the operands named, or of all where none is.
+        rows: dims along which slices are computed independently: for each, the dim of the operands by name, and under the name ""
+            the dim of all other tensors of the call that have the same length there.
+        pointwise: whether elements are computed independently: of the named operands, or of all if none is named.
         linear: the operand in which the op is linear; "" means the first.
     """
 
@@ -52,10 +52,10 @@ class OpLaw:
 
 
 def read_op_laws(texts: Iterable[str]) -> dict[str, OpLaw]:
-    """Read laws, by the qualified name of the op.
+    """Parse laws; returned by the qualified name of the op.
 
     Raises:
-        UsageError: one cannot be read.
+        UsageError: a law is malformed.
     """
     found: dict[str, OpLaw] = {}
     for text in texts:
@@ -91,7 +91,7 @@ def _rows(text: str, parts: list[str]) -> list[tuple[tuple[str, int], ...]]:
     return [*plain, *([tuple(named)] if named else [])]
 
 
-#: The laws that hold, by the qualified name of the op.
+#: The laws in effect, by the qualified name of the op.
 _READ: dict[str, OpLaw] = {}
 
 
@@ -99,10 +99,10 @@ def declare_op_law(text: str) -> None:
     """Declare a law of an op of which only the signature is known, here and in every process that tcverify starts from now on.
 
     Args:
-        text: e.g. "my::rope=rowwise(1)"; see the head of this module.
+        text: e.g. "my::rope=rowwise(1)"; see the docstring of this module.
 
     Raises:
-        UsageError: it is no law.
+        UsageError: the law is malformed.
     """
     known = read_op_laws([*_LAWS, text])
     if text not in _LAWS:
@@ -111,18 +111,18 @@ def declare_op_law(text: str) -> None:
 
 
 def declared_op_laws() -> tuple[str, ...]:
-    """Return the laws that are declared, as written."""
+    """Return the declared laws, as written."""
     return tuple(_LAWS)
 
 
 def law_of(name: str) -> OpLaw | None:
-    """Return what is declared of an op, by its qualified name; None if nothing is."""
+    """Return what is declared for an op, by its qualified name; None if nothing is."""
     return _READ.get(name)
 
 
 @contextlib.contextmanager
 def supposing(laws: Mapping[str, OpLaw]) -> Iterator[None]:
-    """In this process and context, let other laws hold than those that are declared."""
+    """Replace the declared laws by others, in this process and context."""
     before = dict(_READ)
     _READ.update(laws)
     try:

@@ -31,13 +31,13 @@ _RESHARDING = {
     "resharding": "tcverify.passes.resharding.host_program:HostProgram",
 }
 
-#: What makes the passes that may be named in a list of passes; options are keyword arguments.
+#: Factories of the passes that a list of passes may name; options are keyword arguments.
 OVERLAP_PASSES: Registry[Callable[..., Any]] = Registry(_OVERLAP)
 
-#: What makes the passes that lower programs whose tensors carry layouts. The last one runs the others, one after the other.
+#: Factories of the passes that lower programs whose tensors have layouts. The last one runs the others in sequence.
 RESHARDING_PASSES: Registry[Callable[..., Any]] = Registry(_RESHARDING)
 
-#: What makes each built-in pass; options are keyword arguments.
+#: Factory of each built-in pass; options are keyword arguments.
 BUILTIN: Registry[Callable[..., Any]] = Registry(
     {
         "sequence_parallel": "tcverify.passes.sequence_parallel.sequence_parallel:SequenceParallel",
@@ -50,7 +50,7 @@ BUILTIN: Registry[Callable[..., Any]] = Registry(
     }
 )
 
-#: One line on each.
+#: A one-line description of each.
 DESCRIPTIONS: Mapping[str, str] = {
     "sequence_parallel": "computes residual sums and norms after an all_reduce only on this rank's tokens (patterns P1, P2, P3)",
     "multistream": "runs collectives on separate streams, in parallel with compute, if that is faster than sequential execution",
@@ -75,13 +75,13 @@ DESCRIPTIONS: Mapping[str, str] = {
     "identity": "changes nothing; must never be refuted",
 }
 
-#: Which strategy draws programs that give a pass something to do, where that is not the default one.
+#: The strategy whose programs a pass changes, if that is not the default one.
 SUITED: Mapping[str, str] = {
     name: "fsdp" if "fsdp" in name else "functional"
     for name in (*OVERLAP_PASSES, "reorder_for_compute_comm_overlap", "comm_buffers")
 } | dict.fromkeys(RESHARDING_PASSES, "resharding")
 
-#: What is verified when no pass is named: each pass, and what compilers run one after the other.
+#: What is verified when no pass is named: every pass, and the pipelines that compilers run.
 DEFAULT: tuple[str, ...] = (
     *BUILTIN,
     "sequence_parallel+multistream",

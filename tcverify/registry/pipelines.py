@@ -1,4 +1,4 @@
-"""Pipelines by name: references of passes joined by "+", and the options of each."""
+"""Pipelines by name: references of passes joined by "+", and the options of each stage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tcverify.errors import PassLoadError
 
-#: What stands between the references of a pipeline's stages.
+#: Separates the references of a pipeline's stages.
 SEPARATOR = "+"
 
 
@@ -39,13 +39,13 @@ def split_stages(text: str, complete: Callable[[str], bool]) -> list[str]:
 
 
 def stage_options(stages: Sequence[str], options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Give every stage its options: "multistream.device" is the option "device" of stage "multistream", "2.device" of the second.
+    """Assign options to stages: "multistream.device" is the option "device" of stage "multistream", "2.device" of the second.
 
     Args:
         stages: names of the stages, in order.
 
     Raises:
-        PassLoadError: an option does not say for which stage it is.
+        PassLoadError: an option does not name its stage.
     """
     if len(stages) == 1:
         return [dict(options)]

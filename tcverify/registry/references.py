@@ -1,4 +1,4 @@
-"""Finds what the user names by reference: passes, and functions that give programs. Importing it imports no torch."""
+"""Resolves references of the user: passes, and functions that return programs. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tcverify.errors import PassLoadError, UnsupportedOp
 
 
 def find(target: str, what: str = "pass") -> tuple[Any, ModuleType]:
-    """Import the module of a reference, "module:attribute" or "path/file.py:attribute", and find what it names.
+    """Import the module of a reference, "module:attribute" or "path/file.py:attribute", and return the object that it names.
 
     Args:
-        what: what it should be, for errors.
+        what: the expected kind of object, for errors.
 
     Raises:
         PassLoadError: there is no such module or attribute, or importing it fails.
@@ -37,7 +37,7 @@ def find(target: str, what: str = "pass") -> tuple[Any, ModuleType]:
 
 
 def _others(holder: Any, name: str) -> str | None:
-    """What an attribute that is not there may have been meant to be: one with a similar name, or what its holder defines."""
+    """Suggest what a missing attribute was meant to be: one with a similar name, or what its owner defines."""
     near = difflib.get_close_matches(name, [n for n in vars(holder) if not n.startswith("_")], n=1)
     if near:
         return f"did you mean '{near[0]}'?"
@@ -47,10 +47,10 @@ def _others(holder: Any, name: str) -> str | None:
 
 
 def import_named(name: str) -> ModuleType:
-    """Import a module by its name, or a .py file by its path. The current directory counts.
+    """Import a module by its name, or a .py file by its path. The current directory is searched as well.
 
     Raises:
-        PassLoadError: it is not there, or importing it fails.
+        PassLoadError: it does not exist, or importing it fails.
     """
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -81,14 +81,14 @@ def _execute(name: str) -> ModuleType:
 
 
 def _names_undefined_op(error: AttributeError) -> bool:
-    """Whether `error` is that nobody has defined an op of a known dialect yet, and define it.
+    """Whether `error` says that an op of a known dialect is not defined yet; defines the dialect then.
 
-    Not before: a pass that names such ops may come with a library that defines them, which goes first.
+    Not earlier: a pass that uses such ops may import a library that defines them, which takes precedence.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(error.obj, torch._ops._OpNamespace):
         return False
-    from tcverify.ops import resolve  # which takes torch; what is imported by name may do without
+    from tcverify.ops import resolve  # this needs torch; names that import without it do not
 
     try:
         resolve(f"{error.obj.name}::{error.name}")
@@ -121,7 +121,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def last_frame(error: BaseException) -> str:
-    """Return type, text and innermost place of an error, in one line; of a syntax error, the line that cannot be read."""
+    """Return type, text and innermost location of an error, in one line; for a syntax error, the offending line."""
     if isinstance(error, SyntaxError) and error.filename:
         line = f": {error.text.strip()}" if error.text and error.text.strip() else ""
         return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno}{line})"

@@ -1,4 +1,4 @@
-"""Registries: things by name, each imported when it is first asked for."""
+"""Registries: objects by name, each imported on first use."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-#: Stands for what has not been imported yet.
+#: Marks an entry that is not imported yet.
 _LATER: Any = object()
 
 
 class Registry(MutableMapping[str, T]):
-    """Things by name, in the order in which they were named. Names cost nothing; a thing is imported when it is asked for.
+    """Objects by name, in the order of registration. Listing names imports nothing; an object is imported when it is looked up.
 
     Args:
-        references: where tcverify's own are, as "module:attribute".
+        references: the built-in objects, as "module:attribute".
 
     Attributes:
-        references: the same; what others have registered is not among them.
+        references: the same; without objects registered by extensions.
 
     Example:
         >>> checks = Registry({"purity": "tcverify.checks.purity:check_purity"})
@@ -56,7 +56,7 @@ class Registry(MutableMapping[str, T]):
         return name in self._things
 
     def clear(self) -> None:
-        """Forget all names, those of tcverify's own as well."""
+        """Forget all names, including built-in ones."""
         self._things.clear()
 
     def load(self) -> None:

@@ -1,4 +1,4 @@
-"""What shows a verdict to people: imported when a verdict is printed."""
+"""Representations of a verdict for people: imported when a verdict is printed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tcverify.registry.registry import Registry
 
-#: By format, a function of a `Verdict` that returns it as "text" for a terminal, or as "html" for a notebook.
+#: By format, a function that returns a `Verdict` as "text" for a terminal, or as "html" for a notebook.
 REPRESENTATIONS: Registry[Callable[[Any], str]] = Registry(
     {"text": "tcverify.report.verdict:verdict_text", "html": "tcverify.report.verdict:verdict_html"}
 )

@@ -8,7 +8,7 @@ from typing import Any
 from tcverify.errors import UsageError
 from tcverify.registry.registry import Registry
 
-#: Strategies by the name that `--strategy` takes; each is called as `transformer_programs` is.
+#: Strategies by the name that `--strategy` takes; each is called like `transformer_programs`.
 STRATEGIES: Registry[Callable[..., Any]] = Registry(
     {
         "mixed": "tcverify.strategies:mixed_programs",
@@ -34,21 +34,21 @@ STRATEGIES: Registry[Callable[..., Any]] = Registry(
     }
 )
 
-#: The one that is drawn from where no other is known to suit a pass.
+#: The default, for passes without a strategy of their own.
 DEFAULT_STRATEGY = "mixed"
 
-#: Those of ours that do not make their programs of bytes, so that no byte can choose between them and others.
+#: Built-in strategies that do not build their programs from bytes, so no byte can choose between them and others.
 ALONE = ("dtensor",)
 
-#: What stands between the names of strategies that are drawn from together.
+#: Separates the names of strategies that are drawn from together.
 SEPARATOR = ","
 
 
 def join_strategy_names(names: Iterable[str]) -> str:
-    """The name of what draws from several strategies, from each an equal share; `programs_of` takes it.
+    """The name of a combination of strategies, each drawn equally often; `programs_of` takes it.
 
     Raises:
-        UsageError: one of several makes its programs otherwise than of bytes.
+        UsageError: a strategy does not build its programs from bytes, and so cannot be combined.
     """
     several = list(dict.fromkeys(names))
     alone = [name for name in several if name in ALONE or name not in STRATEGIES.references]
@@ -58,7 +58,7 @@ def join_strategy_names(names: Iterable[str]) -> str:
 
 
 def is_searchable(name: str | None) -> bool:
-    """Whether programs may be edited that a strategy draws, or several: those of users may rest on what an edit breaks."""
+    """Whether programs of one or several strategies may be edited: those of users may have invariants that an edit breaks."""
     parts = [] if name is None else name.split(SEPARATOR)
     return bool(parts) and all(part in STRATEGIES.references and part not in ALONE for part in parts)
 

@@ -1,4 +1,4 @@
-"""Which nodes of two graphs correspond: what a pass left alone, changed, moved, removed and inserted."""
+"""Which nodes of two graphs correspond: what a pass left unchanged, changed, moved, removed and inserted."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Row:
     """One node, or a pair of corresponding nodes.
 
     Attributes:
-        mark: "same"; "changed" (same name and op, other operands or shape); "moved" (same call at another place, a row for
-            each place); "removed" or "inserted".
-        before, after: the nodes; None in the graph that has none here.
+        mark: "same"; "changed" (same name and op, other operands or shape); "moved" (same call at another position, a row for
+            each position); "removed" or "inserted".
+        before, after: the nodes; None in a graph without a node here.
     """
 
     mark: Mark
@@ -37,7 +37,7 @@ class Correspondence:
 
     Attributes:
         before, after: the nodes of both graphs, in their order.
-        partners: for each node after, the place of its partner before; None where it has none.
+        partners: for each node after, the position of its partner before; None without a partner.
         equal: for each node after, whether it has a partner that makes the same call and has a value of the same shape.
     """
 
@@ -63,7 +63,7 @@ def correspondence(before: Program, after: Program, rank: int, other: int | None
     name and op. Cost is n log n in the number of nodes.
 
     Args:
-        other: the rank in `after`, where it is another one; constants then do not count, as ranks differ in them.
+        other: the rank in `after`, if it is another one; constants then do not count, as they differ between ranks.
     """
     whole = other is None
     binding = before.ranks[rank]
@@ -104,7 +104,7 @@ def correspondence(before: Program, after: Program, rank: int, other: int | None
 
 
 def _call(node: fx.Node, constants: Mapping[str, Any], name: Callable[[fx.Node], str], whole: bool) -> str:
-    """What a node does: an input is told by its name, an op by its dialect too; constants if it is to be the whole."""
+    """What a node does: an input is identified by its name, an op also by its dialect; constants count on request."""
     if node.op == "placeholder":
         return f"input {node.name}"
     if not whole:

@@ -19,15 +19,15 @@ from tcverify.system.files import source_name
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """What is shown of a finding. Texts are free of control characters, see `sanitize`.
+    """The contents of an annotation. Texts are free of control characters, see `sanitize`.
 
     Attributes:
-        file, line: of the pass: what made the wrong rewrite, else what raised, else where the pass is defined; of the
-            counterexample for a pass that has no file. Seen from the current directory, where the file lies below it.
+        file, line: of the pass: the code of the wrong rewrite, else of the exception, else the definition of the pass;
+            of the counterexample for a pass without a file. Relative to the current directory if the file is below it.
         title: kind and pass.
         message: lines: the cause, the first divergence, how to replay the case.
-        fingerprint: what findings of the same cause have in common; "" where it cannot be told.
-        error: whether the finding fails the run; hygiene does not, neither does what goes to a baseline.
+        fingerprint: shared by findings of the same cause; "" if unknown.
+        error: whether the finding fails the run; hygiene findings and those written to a baseline do not.
     """
 
     file: str
@@ -39,7 +39,7 @@ class Annotation:
 
 
 def annotate(case: Counterexample, path: Path, *, accepting: bool = False) -> Annotation:
-    """Return the annotation of a counterexample; what cannot be explained of it is left out.
+    """Return the annotation of a counterexample, without parts that cannot be determined.
 
     Args:
         path: its file.
@@ -75,7 +75,7 @@ def _place(case: Counterexample) -> tuple[str, int] | None:
 
 
 def _definition(reference: str) -> tuple[str, int] | None:
-    """File and line of what "module:attribute" or "path/file.py:attribute" names; None where there is no such file."""
+    """File and line of what "module:attribute" or "path/file.py:attribute" names; None if there is no such file."""
     module, _, attribute = reference.rpartition(":")
     file = Path(module).resolve() if module.endswith(".py") else _module_file(module)
     if file is None or not file.is_file():
@@ -87,7 +87,7 @@ def _definition(reference: str) -> tuple[str, int] | None:
 
 
 def _module_file(module: str) -> Path | None:
-    """The file of a module, found without importing the packages that it is in: the pass runs in another process."""
+    """The file of a module, found without importing its packages: the pass runs in another process."""
     places = [str(Path.cwd()), *sys.path]
     spec = None
     for part in module.split("."):

@@ -1,4 +1,4 @@
-"""Files that are written beside a counterexample while a run goes on."""
+"""Files that are written next to a counterexample during a run."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tcverify.system.files import write_atomically
 
 
 class FileReport(ABC):
-    """Subscribes to campaigns and writes a file beside every counterexample.
+    """Subscribes to campaigns and writes a file next to every counterexample.
 
     Args:
-        tell: is told in one line where the file is, or why it cannot be made: the finding itself is kept by then, so the run
-            goes on.
+        tell: called with one line: where the file is, or why it cannot be written. The finding itself is already saved, so the
+            run continues.
     """
 
     #: The file's name.
     name: ClassVar[str]
-    #: What is said of a file that has been written, with its path in place of {}; "" where nothing is.
+    #: The message for a file that was written, with {} for its path; "" for none.
     announcement: ClassVar[str] = ""
 
     def __init__(self, report_dir: Path, tell: Callable[[str], None]) -> None:
@@ -32,7 +32,7 @@ class FileReport(ABC):
 
     @abstractmethod
     def content(self, case: Counterexample) -> str | None:
-        """Return what the file holds; None where there is to be none."""
+        """Return the contents of the file; None if there should be none."""
 
     def __call__(self, event: Event) -> None:
         if not isinstance(event, FindingFound):

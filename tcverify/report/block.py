@@ -14,46 +14,46 @@ from tcverify.report.listing import ListingLine, graph_lines, input_lines, listi
 from tcverify.report.sanitize import plural, sanitize, sanitize_lines
 from tcverify.report.timetable import given_line, time_line, timetables
 
-#: Longest detail and longest graph that are shown, in lines; files hold them whole.
+#: Longest detail and longest graph that are shown, in lines; files contain them whole.
 MAX_DETAIL_LINES = 24
 MAX_GRAPH_LINES = 80
 
-#: In longer graphs, so many unchanged nodes are shown around a changed one.
+#: In longer graphs, number of unchanged nodes that are shown around a changed one.
 CONTEXT = 3
 
-#: Entries of lists that are shown: values, further findings.
+#: Number of entries of lists that are shown: values, further findings.
 MAX_ENTRIES = 16
 
-#: Lines of the pass that are named.
+#: Number of lines of the pass that are named.
 MAX_LINES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ReportBlock:
-    """What is shown of a counterexample. Every text is one line that no terminal acts upon, see `sanitize`.
+    """The contents of a counterexample's block. Every text is one line that is safe for terminals, see `sanitize`.
 
     Attributes:
         name: of the pass.
         headline: kind, pass, ranks, id.
         title: the cause in one line.
-        detail: what follows it.
-        times: one line about the streams of a rewritten graph and its times, where it has both, and one about what the
-            program says of time, where the rewritten graph has streams.
+        detail: the lines after it.
+        times: one line about the streams of a rewritten graph and its times, if it has both, and one about the program's
+            settings of time, if the rewritten graph has streams.
         divergence: the first value that the original does not explain, and how it relates to the original's; or "".
-        made_by: the lines of the pass that made the rewrite, where they are known; or "".
-        blame: which of the pass's rewrites is to blame, where that was searched for; or "".
-        literal: whether the detail is a traceback or a log, whose lines are better left as they are.
+        made_by: the lines of the pass that made the rewrite, if known; or "".
+        blame: which of the pass's rewrites is to blame, if that was determined; or "".
+        literal: whether the detail is a traceback or a log, whose lines must not be wrapped.
         program: one line about mesh, size, seed and options.
         inputs: one line per input.
-        graph: the graph of `rank` before ⇒ after; as it was before, where there is no graph after.
-        caption: what stands above the graph.
-        listing: the rewritten graph as text, where it cannot be compared.
-        blamed: node that is to blame, or whose value diverges first.
+        graph: the graph of `rank` before ⇒ after; only before, if there is no graph after.
+        caption: the line above the graph.
+        listing: the rewritten graph as text, if it cannot be compared.
+        blamed: the node to blame, or whose value diverges first.
         values: expected and actual values per rank.
-        statistics: rows of a table of what the pass says of each collective, the headings first; empty where it says nothing.
+        statistics: rows of a table of what the pass reports about each collective, headings first; empty if it reports nothing.
         others: titles of further findings.
-        footer: who ran it, and versions.
-        reproduce: the commands; none where nothing replays the case.
+        footer: how it was run, and versions.
+        reproduce: the commands; none if the case cannot be replayed.
     """
 
     name: str
@@ -80,11 +80,11 @@ class ReportBlock:
 
 
 def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | None = None) -> ReportBlock:
-    """Arrange a counterexample for people.
+    """Arrange the contents of a counterexample's block.
 
     Args:
-        path: its file, for the commands that reproduce it; None leaves them out.
-        diagnosis: where the versions diverge, when that is known already.
+        path: its file, for the commands that reproduce it; None omits them.
+        diagnosis: where the versions diverge, if already known.
     """
     finding = case.finding
     diagnosis = diagnosis or diagnose(case.program, case.rewritten, finding)
@@ -162,7 +162,7 @@ def _graph(case: Counterexample, diagnosis: Diagnosis) -> tuple[list[ListingLine
 
 
 def _focus(lines: list[ListingLine], blamed: str | None) -> list[ListingLine]:
-    """Of a long graph, keep what changed and what stands around it."""
+    """Of a long graph, keep what changed and its surroundings."""
     if len(lines) <= MAX_GRAPH_LINES:
         return lines
     near: set[int] = set()
@@ -205,6 +205,6 @@ def _first(entries: list[str]) -> list[str]:
 
 
 def _told(program: Program) -> str:
-    """The options that a program brings for the pass, as the end of a line about it."""
+    """The options for the pass that a program carries, as the end of a line about it."""
     named = (f"{name}={value}" for name, value in program.options.items())
     return sanitize(f"; options {', '.join(named)}") if program.options else ""

@@ -1,4 +1,4 @@
-"""Lines on the terminal. Rich where there is a terminal, plain text elsewhere."""
+"""Lines on the terminal. Uses rich on a terminal, plain text elsewhere."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tcverify.report.sanitize import wrap
 
 
 class _Console(Console):
-    """A console that leaves it to its callers what becomes of a run whose output nobody reads; rich's own would exit.
+    """A console that raises if the output of a run is closed, so that callers can handle it; rich's own would exit.
 
     Raises:
-        BrokenPipeError: nobody reads it.
+        BrokenPipeError: the reader has closed the output.
         UsageError: it cannot be written.
     """
 
@@ -37,16 +37,16 @@ class _Console(Console):
 
 
 def make_console() -> Console:
-    """Return the console for standard output: as wide as the terminal or COLUMNS say; else lines are not broken."""
+    """Return the console for standard output: as wide as the terminal or COLUMNS say; otherwise lines are not wrapped."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # an ASCII terminal shows less, but never ends the run
+            stream.reconfigure(errors="backslashreplace")  # an ASCII terminal shows less, but must not end the run
     free = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return _Console(highlight=False, markup=False, emoji=False, width=1_000_000 if free else None)
 
 
 def say(console: Console, text: str = "", style: str = "") -> None:
-    """Print one line, broken at blanks where the console is narrower."""
+    """Print one line, wrapped at blanks if the console is narrower."""
     for part in wrap(text, console.width):
         console.print(Text(part, style=style), soft_wrap=True)
 

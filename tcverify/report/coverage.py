@@ -1,4 +1,4 @@
-"""What was reached of a pass's code, what never was, and the kernels that showed it, in lines for people."""
+"""What was reached of a pass's code, what never was, and the kernels that reached it, as lines of text."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tcverify.report.listing import ListingLine, graph_lines, listing_difference
 from tcverify.report.sanitize import plural, sanitize
 from tcverify.system.files import source_name
 
-#: Entries that are shown of each kind; events.ndjson holds all.
+#: Number of entries of each kind that are shown; events.ndjson contains all.
 MAX_ENTRIES = 20
 
-#: Places, single lines or runs of them, that are named of what a kernel is the first to reach.
+#: Number of places, single lines or ranges, that are listed as first reached by a kernel.
 MOST_PLACES = 4
 
 
 def reach_line(files: Sequence[FileReach]) -> str:
-    """How much was reached of the files, those that define the pass first."""
+    """The share of the files that was reached, files that define the pass first."""
     lines, outcomes = sum(one.lines for one in files), sum(one.outcomes for one in files)
     ran, went = sum(one.lines_reached for one in files), sum(one.outcomes_reached for one in files)
     name = source_name(files[0].file)
@@ -34,7 +34,7 @@ def reach_line(files: Sequence[FileReach]) -> str:
 
 
 def searched_line(searched: SearchSummary) -> str:
-    """What a search came to, in a sentence that a user may quote."""
+    """The result of a search, as a sentence that a user may quote."""
     number = len(searched.kernels)
     shown = f"{plural(number, 'kernel')} ({plural(searched.behaviours, 'behaviour')})"
     if searched.exhausted == number and not searched.skipped:
@@ -47,7 +47,7 @@ def searched_line(searched: SearchSummary) -> str:
 
 
 def suspect_lines(searched: SearchSummary) -> list[str]:
-    """Lines of the pass that most programs which go wrong reach, and few of those that pass."""
+    """Lines of the pass that most failing programs reach, and few passing ones."""
     found = []
     for one in searched.suspects:
         lines = f"{one.first}" if one.first == one.last else f"{one.first}-{one.last}"
@@ -62,10 +62,10 @@ def suspect_lines(searched: SearchSummary) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class KernelPattern:
-    """Kernels with which the pass does the same.
+    """Kernels that the pass rewrites in the same way.
 
     Attributes:
-        words: what it does with them: "all_reduce ⇒ reduce_scatter + all_gather".
+        words: the rewrite: "all_reduce ⇒ reduce_scatter + all_gather".
         kernels: the smallest first.
     """
 
@@ -79,7 +79,7 @@ class KernelPattern:
 
 
 def group_kernels(searched: SearchSummary) -> list[KernelPattern]:
-    """The kernels by what the pass does with them: those that it changes first, and of these those with the smallest kernels."""
+    """The kernels by rewrite: those that the pass changes first, and among these those with the smallest kernels."""
     found: dict[object, list[KernelFound]] = {}
 
     def order(one: KernelFound) -> tuple[object, ...]:
@@ -91,8 +91,8 @@ def group_kernels(searched: SearchSummary) -> list[KernelPattern]:
 
 
 def rewrite_words(kernel: KernelFound) -> str:
-    """What the pass does with a kernel, by the ops that it removes and adds, in their order; or by those of which it changes
-    the operands or the place."""
+    """What the pass does with a kernel: the ops that it removes and adds, in order; or those whose operands or position
+    it changes."""
     if not kernel.changed:
         return "unchanged"
     removed, added = _counts(kernel)
@@ -112,7 +112,7 @@ def rewrite_words(kernel: KernelFound) -> str:
 
 
 def changed_rank(kernel: KernelFound) -> int:
-    """The first rank of which the pass changes the graph, as a listing shows it; 0 where there is none."""
+    """The first rank whose graph the pass changes, as a listing shows it; 0 if there is none."""
     if kernel.rewritten is None:
         return 0
     seen: set[tuple[int, int]] = set()
@@ -125,7 +125,7 @@ def changed_rank(kernel: KernelFound) -> int:
 
 
 def kernel_listing(kernel: KernelFound) -> list[ListingLine]:
-    """The graph of a kernel on the rank that `changed_rank` says, before ⇒ after the pass where it changes it."""
+    """The graph of a kernel on the rank from `changed_rank`, as before ⇒ after if the pass changes it."""
     if kernel.rewritten is not None:
         found = listing_difference(kernel.program, kernel.rewritten, changed_rank(kernel))
     else:
@@ -134,7 +134,7 @@ def kernel_listing(kernel: KernelFound) -> list[ListingLine]:
 
 
 def first_to_reach(kernel: KernelFound) -> str:
-    """Where in the pass a kernel was the first to get; "" where others were there before."""
+    """The code of the pass that a kernel was the first to reach; "" if none."""
     lines: dict[str, set[int]] = {}
     for point in kernel.reached:
         lines.setdefault(Path(point.file).name, set()).add(point.line)
@@ -143,7 +143,7 @@ def first_to_reach(kernel: KernelFound) -> str:
 
 
 def kernel_lines(searched: SearchSummary) -> list[ListingLine]:
-    """The patterns that the pass knows: of each the smallest kernel, before ⇒ after the pass."""
+    """The patterns that the pass knows: the smallest kernel of each, before ⇒ after the pass."""
     lines: list[ListingLine] = []
 
     def line(text: str = "") -> None:
@@ -169,7 +169,7 @@ def _op(node: fx.Node) -> str:
 
 
 def _counts(kernel: KernelFound) -> tuple[dict[str, int], dict[str, int]]:
-    """How many of which ops the pass removes and adds."""
+    """Counts of the ops that the pass removes and adds."""
     if kernel.rewritten is None:
         return {op: -n for op, n in kernel.rewrite if n < 0}, {op: n for op, n in kernel.rewrite if n > 0}
     rank = changed_rank(kernel)
@@ -189,7 +189,7 @@ def _times(number: int, name: str) -> str:
 
 
 def _short_names(ops: Sequence[str]) -> dict[str, str]:
-    """Each op as it is called where the others are these: without namespace and overload, unless two would be called the same."""
+    """Short names of ops: without namespace and overload, unless two names would be equal."""
     forms: list[Callable[[str], str]] = [
         lambda op: op.split("::")[-1].split(".")[0],
         lambda op: op.split("::")[-1],
@@ -201,7 +201,7 @@ def _short_names(ops: Sequence[str]) -> dict[str, str]:
 
 
 def unreached_lines(files: Sequence[FileReach], most: int = MAX_ENTRIES) -> list[str]:
-    """What was never reached: a line per file and kind, with at most so many entries; none where everything was."""
+    """What was never reached: a line per file and kind, with a limited number of entries; none if everything was reached."""
     found: list[str] = []
     for one in files:
         name = source_name(one.file)
@@ -215,7 +215,7 @@ def unreached_lines(files: Sequence[FileReach], most: int = MAX_ENTRIES) -> list
 
 
 def _runs(lines: Sequence[int]) -> list[str]:
-    """Sorted lines, with those that follow each other told as one: "11-13"."""
+    """Sorted line numbers, with ranges: "11-13"."""
     starts = [i for i, line in enumerate(lines) if i == 0 or line != lines[i - 1] + 1]
     return [_run(lines[first], lines[end - 1]) for first, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
 

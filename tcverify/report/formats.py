@@ -26,8 +26,8 @@ def reports(
 ) -> list[Subscriber]:
     """Return the subscribers that write these reports.
 
-    A log of events, which takes note of what the others tell, comes before them; but for the page of kernels, which tells where
-    it is when the run ends, while the log is still open.
+    The log of events records messages of the others, so it comes before them, except for the page of kernels, which reports its
+    path at the end of the run while the log is still open.
 
     Args:
         names: of `REPORTS`.

@@ -1,7 +1,7 @@
-"""What GitHub Actions shows of a run: annotations at lines of the pass, and a summary of the job.
+"""Output for GitHub Actions: annotations at lines of the pass, and a summary of the job.
 
 Annotations are commands on standard output, "::error file=…,line=…,title=…::message". The summary is Markdown, appended to the
-file that GITHUB_STEP_SUMMARY names: a row per pass and mesh and, folded, the cases. Without that variable there is none.
+file that GITHUB_STEP_SUMMARY names: a row per pass and mesh, and the cases, collapsed. Without that variable there is no summary.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tcverify.report.console import make_console
 from tcverify.report.markdown import code_span, table_cell, to_markdown
 from tcverify.report.sanitize import one_line, plural, sanitize
 
-#: Names the file of a job's summary.
+#: Names the file for the summary of a job.
 SUMMARY = "GITHUB_STEP_SUMMARY"
 
-#: Bytes of a step's summary: GitHub drops one of more than 1 MiB. Some are left for what comes after the cases.
+#: Size limit of a step's summary in bytes: GitHub drops summaries above 1 MiB. Leaves room for the text after the cases.
 MAX_SUMMARY = (1 << 20) - 4096
 
 _HEADINGS = ("pass", "programs of", "verdict", "programs", "changed", "findings")
@@ -33,7 +33,7 @@ _HEADINGS = ("pass", "programs of", "verdict", "programs", "changed", "findings"
 
 @dataclass(slots=True)
 class _Campaign:
-    """What is known of a campaign."""
+    """Data of a campaign."""
 
     started: CampaignStarted
     cases: list[Counterexample] = field(default_factory=list)
@@ -45,8 +45,8 @@ class GithubReport:
 
     Args:
         report_dir: where counterexamples are kept.
-        tell: is told in one line that the summary cannot be written.
-        accepting: whether findings do not fail the run, as they are being written to a baseline: they are warnings then.
+        tell: called with one line if the summary cannot be written.
+        accepting: whether findings are written to a baseline and so do not fail the run: then they are warnings.
     """
 
     def __init__(self, report_dir: Path, tell: Callable[[str], None], *, accepting: bool = False) -> None:
@@ -82,7 +82,7 @@ class GithubReport:
             self.tell(f"{path} was not written: {one_line(error)}; the run continues")
 
     def _summary(self, ended: RunFinished, room: int) -> Iterator[str]:
-        """Yield the parts of the summary: the table, then as many cases as there is room for, in bytes."""
+        """Yield the parts of the summary: the table, then as many cases as fit into the size limit."""
         head = ["## tcverify", ""]
         head += [f"The run ended early: {code_span(sanitize(ended.error))}", ""] if ended.error else []
         head += [_row(_HEADINGS), "|---" * len(_HEADINGS) + "|", *(_row(_cells(one)) for one in self._campaigns), ""]
@@ -123,7 +123,7 @@ def _property(text: str) -> str:
 
 
 def _from_workspace(file: str) -> str:
-    """A file as it is called from the root of the checkout, which need not be the current directory."""
+    """The path of a file relative to the root of the checkout, which need not be the current directory."""
     root, path = os.environ.get("GITHUB_WORKSPACE"), Path.cwd() / file
     return str(path.relative_to(root)) if root and path.is_relative_to(root) and path.exists() else file
 

@@ -1,12 +1,12 @@
-"""junit.xml: what a run came to, as continuous integration reads it.
+"""junit.xml: the result of a run, as continuous integration reads it.
 
-A suite per pass and mesh. In it a test case for the campaign, which fails with its first finding, a failed one per further
-finding and a skipped one per known finding. A campaign that tested nothing fails, one that was interrupted or has not ended
-is an error. Where a run does not exit with 0 and no suite says why, one of its own does: a green file means exit code 0. The
-file is written anew, atomically, whenever something happens, so that a run that is killed leaves one that says how far it came.
+A suite per pass and mesh. It has a test case for the campaign, which fails with its first finding, a failed case per
+further finding and a skipped case per known finding. A campaign that tested nothing fails; one that was interrupted or has not
+ended is an error. If a run does not exit with 0 and no suite says why, an extra suite does: a green file means exit code 0. The
+file is rewritten atomically after every event, so that a killed run leaves a file that shows its progress.
 
-Elements and attributes are those that both the schema of Ant's task ("JUnit.xsd") and that of Jenkins' plugin allow:
-properties, test cases, output, in this order; one failure, error or skip per case; no properties of cases.
+Elements and attributes are restricted to those that both the schema of Ant's task ("JUnit.xsd") and that of Jenkins' plugin
+allow: properties, test cases, output, in this order; one failure, error or skip per case; no properties of cases.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tcverify.system.files import write_atomically
 
 JUNIT_NAME = "junit.xml"
 
-#: Characters that XML 1.0 has no way to write.
+#: Characters that XML 1.0 cannot represent.
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _UNFINISHED = "the campaign has not ended"
@@ -40,7 +40,7 @@ _UNFINISHED = "the campaign has not ended"
 
 @dataclass(slots=True)
 class _Suite:
-    """What is known of a campaign."""
+    """Data of a campaign."""
 
     started: CampaignStarted
     timestamp: str
@@ -54,9 +54,9 @@ class JunitReport:
     """Subscribes to runs and writes `report_dir/junit.xml`.
 
     Args:
-        tell: is told in one line, once, that the file cannot be written: the run goes on, and so do attempts to write.
+        tell: called once with one line if the file cannot be written; the run and attempts to write continue.
         failing: conditions of `--fail-on`.
-        accepting: whether findings do not fail the run, as they are being written to a baseline.
+        accepting: whether findings are written to a baseline and so do not fail the run.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class JunitReport:
         return _suite_element(number, name, suite.timestamp, suite.elapsed, facts, self._campaign(suite), texts)
 
     def _run_suite(self, number: int, ended: RunFinished) -> ElementTree.Element:
-        """A suite that says why a run failed of whose campaigns none did."""
+        """A suite that says why a run failed although none of its campaigns did."""
         case = ElementTree.Element("testcase", classname="tcverify", name="the run", time="0.000")
         why = sanitize(ended.error) or f"the run ended with exit code {ended.code}"
         _problem(case, "error", "run-failed", why)
@@ -141,7 +141,7 @@ class JunitReport:
         return _suite_element(number, "tcverify run", _now(), 0.0, facts, [case], ("", why))
 
     def _campaign(self, suite: _Suite) -> list[ElementTree.Element]:
-        """The test cases of a campaign, the one of its own first."""
+        """The test cases of a campaign, its own first."""
         started, finished = suite.started, suite.finished
         whole = self._case(started, "preserves the meaning", suite.elapsed)
         if suite.cases:
@@ -179,7 +179,7 @@ class JunitReport:
         _problem(element, "failure", case.finding.kind, sanitize(told), text)
 
     def _output(self, suite: _Suite) -> str:
-        """What the summary on the terminal says beside the verdict."""
+        """What the summary on the terminal says next to the verdict."""
         if suite.finished is None:
             return ""
         counts = suite.finished.statistics
@@ -206,7 +206,7 @@ def _suite_element(
     cases: Sequence[ElementTree.Element],
     texts: tuple[str, str],
 ) -> ElementTree.Element:
-    """One `testsuite`, with its counts; `texts` are what stands in its two outputs."""
+    """One `testsuite`, with its counts; `texts` are the contents of its two outputs."""
     element = ElementTree.Element("testsuite")
     properties = ElementTree.SubElement(element, "properties")
     for fact, value in facts.items():
@@ -244,12 +244,12 @@ def _problem(element: ElementTree.Element, tag: str, kind: str, message: str, te
 
 
 def _xml(text: str) -> str:
-    """Leave out what no XML document can hold."""
+    """Remove characters that XML documents cannot contain."""
     return _NOT_XML.sub("?", text)
 
 
 def _ascii(text: str) -> str:
-    """Write what is not ASCII as references: the file is the same in every locale."""
+    """Write non-ASCII characters as references: the file is the same in every locale."""
     return text.encode("ascii", "xmlcharrefreplace").decode()
 
 

@@ -1,4 +1,4 @@
-"""What a summary says of known findings."""
+"""What a summary says about known findings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tcverify.campaign.events import Stop
 from tcverify.cases.baseline import Baseline, KnownFinding, pass_reference
 from tcverify.report.sanitize import plural, sanitize
 
-#: Ends of a campaign that say nothing about what it did not see.
+#: Ends of a campaign after which unseen findings mean nothing.
 _CUT: tuple[Stop, ...] = ("interrupted", "first finding")
 
 
@@ -21,9 +21,9 @@ def known_line(entry: KnownFinding, programs: int) -> str:
 
 
 def baseline_lines(baseline: Baseline, path: Path, finished: Sequence[CampaignFinished]) -> Iterator[str]:
-    """Yield what a run says of its baseline: how many of its findings were seen, and which were not.
+    """Yield what a run says about its baseline: how many of its findings were seen, and which were not.
 
-    Findings of passes that did not run, or not to the end, are not missed.
+    Findings of passes that did not run, or not to the end, are not reported as unseen.
     """
     whole = {pass_reference(one.facts) for one in finished} - {
         pass_reference(one.facts) for one in finished if one.stop in _CUT

@@ -1,4 +1,4 @@
-"""Programs as text: one line per node, as an engineer writes it, and the difference that a pass made."""
+"""Programs as text: one line per node, as an engineer would write it, and the difference that a pass made."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tcverify.ops.dialects.multidevice import REDUCE, SET
 from tcverify.program import Program, RankConstant
 from tcverify.program.graph import constant_value
 
-#: What layouts stand in, as arguments.
+#: Types of arguments that contain layouts.
 QUOTES = "'\""
 
-#: Ops whose results stand for streams: they have no shape to speak of.
+#: Ops whose results represent streams, and so have no shape.
 TOKENS = frozenset(name.split("::")[-1] for name in (CURRENT_STREAM, STREAM))
 
 
@@ -87,7 +87,7 @@ def longest_increasing(values: Sequence[int]) -> list[int]:
 
 
 def input_lines(program: Program, real_shapes: Mapping[str, Sequence[int]]) -> list[str]:
-    """Return one line per input: name, global shape, placement, recipe; and the shape that it was given with, if another."""
+    """Return one line per input: name, global shape, placement, recipe; and the shape that it was given with, if different."""
     rows = []
     for spec in program.inputs:
         placements = ", ".join(f"{placement} over {dim}" for dim, placement in spec.placements) or "replicated"
@@ -99,10 +99,10 @@ def input_lines(program: Program, real_shapes: Mapping[str, Sequence[int]]) -> l
 
 
 def columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
-    """Return rows as lines whose columns stand below each other, two blanks apart.
+    """Return rows as lines with aligned columns, two blanks apart.
 
     Args:
-        right: numbers of the columns that are aligned to the right.
+        right: numbers of the right-aligned columns.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -120,8 +120,8 @@ def call_text(
 
     Args:
         constants: the rank's constants.
-        name: how operands are named.
-        brief: whether to leave out what the result says too, where layouts change: "set(x, [1, 0] shard(0) → [0, 1] replicated)".
+        name: gives the names of operands.
+        brief: whether to omit what the result also shows, for changes of layout: "set(x, [1, 0] shard(0) → [0, 1] replicated)".
     """
     if node.op == "placeholder":
         return "input"
@@ -138,7 +138,7 @@ def call_text(
 
 
 def _resharding(node: fx.Node, constants: Mapping[str, Any], name: Callable[[fx.Node], str]) -> str:
-    """A `set` or a `reduce`, without the shape, the dtype and the rank that they are given."""
+    """A `set` or a `reduce`, without its shape, dtype and rank arguments."""
     operand, *asked = (_value(a, constants, name) for a in node.args)
     reduction = "" if len(node.args) < 8 else f"{asked.pop(1).strip(QUOTES)} over dim {asked.pop(0)}, "
     source, target = (layout.strip(QUOTES) for layout in asked[:2])
@@ -154,7 +154,7 @@ def op_text(node: fx.Node) -> str:
 
 
 def value_text(value: Any) -> str:
-    """What `meta["val"]` says of a node's result: "float32[1, 4]", a tuple of such, or nothing."""
+    """The result of a node according to `meta["val"]`: "float32[1, 4]", a tuple of such, or nothing."""
     if isinstance(value, TensorSpec):
         return str(value)
     if isinstance(value, (tuple, list)):

@@ -1,4 +1,4 @@
-"""A counterexample as Markdown, to paste into an issue: made for GitHub, readable anywhere."""
+"""A counterexample as Markdown, to paste into an issue: written for GitHub, readable anywhere."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tcverify.program import KINDS
 from tcverify.report.block import ReportBlock, make_block
 from tcverify.report.sanitize import plural, sanitize
 
-#: Lines of a graph or a detail beyond which it is folded away.
+#: Graphs or details with more lines than this are collapsed.
 OPEN_LINES = 20
 
 
 def to_markdown(case: Counterexample, path: Path | None) -> str:
-    """Return a counterexample as Markdown. Texts of others stand in code, where nothing is markup, a mention or a link.
+    """Return a counterexample as Markdown. Foreign text is in code, where it cannot be markup, a mention or a link.
 
     Args:
         path: its file, see `make_block`.
@@ -65,7 +65,7 @@ def to_markdown(case: Counterexample, path: Path | None) -> str:
 
 
 def _facts(case: Counterexample, block: ReportBlock) -> list[tuple[str, str]]:
-    """Rows of the table: what each is called, and its text as Markdown."""
+    """Rows of the table: the label of each, and its text as Markdown."""
     finding = case.finding
     facts = [("case", code_span(case.id)), ("pass", code_span(sanitize(case.facts.target or case.facts.name)))]
     options = ", ".join(f"{name}={value}" for name, value in case.facts.options.items())
@@ -92,9 +92,9 @@ def _table(rows: list[tuple[str, str]]) -> list[str]:
 
 
 def _folded(caption: str, summary: str, lines: list[str], language: str = "") -> list[str]:
-    """Lines of code under a caption; when they are many, folded away behind a summary. Both are ours.
+    """Lines of code under a caption; many lines are collapsed behind a summary. Caption and summary are trusted text.
 
-    The blank lines inside make GitHub read Markdown there.
+    The blank lines inside make GitHub render Markdown there.
     """
     if len(lines) <= OPEN_LINES:
         return [*([f"**{caption}**", ""] if caption else []), *_fence(lines, language)]
@@ -102,20 +102,20 @@ def _folded(caption: str, summary: str, lines: list[str], language: str = "") ->
 
 
 def _fence(lines: list[str], language: str = "") -> list[str]:
-    """A code block whose fence is longer than any run of backticks inside."""
+    """A code block with a fence longer than any run of backticks inside."""
     fence = "`" * max(3, _longest_run("\n".join(lines)) + 1)
     return [f"{fence}{language}", *lines, fence]
 
 
 def code_span(text: str) -> str:
-    """Return a code span, whose fence is longer than any run of backticks inside."""
+    """Return a code span, with a fence longer than any run of backticks inside."""
     fence = "`" * (_longest_run(text) + 1)
     edge = " " if not text.strip() or "`" in (text[0], text[-1]) or " " in (text[0], text[-1]) else ""
     return f"{fence}{edge}{text or '-'}{edge}{fence}"
 
 
 def table_cell(text: str) -> str:
-    """Return text for the cell of a table. A bar would end the cell of a table, even within code."""
+    """Return text for a table cell. A bar would end the cell, even within code."""
     return text.replace("|", "\\|")
 
 

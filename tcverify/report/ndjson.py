@@ -1,6 +1,6 @@
-"""events.ndjson: what happens during a run, one JSON object per line, as it happens.
+"""events.ndjson: a log of a run, one JSON object per line, written while it runs.
 
-docs/events.md says what the events are, docs/events.schema.json the same for machines. Both are a promise: within a version,
+docs/events.md describes the events, docs/events.schema.json does so for machines. Both are stable: within a version,
 events and fields are only added.
 """
 
@@ -39,7 +39,7 @@ SCHEMA = "tcverify-events"
 VERSION = 1
 EVENTS_NAME = "events.ndjson"
 
-#: Seconds between two events of progress.
+#: Seconds between two progress events.
 INTERVAL_S = 1.0
 
 
@@ -47,7 +47,7 @@ class EventLog:
     """Subscribes to runs and appends their events to `report_dir/events.ndjson`, each in one write.
 
     Args:
-        tell: is told in one line, once, that the file cannot be written: the run goes on, and so do attempts to write.
+        tell: called once with one line if the file cannot be written; the run and attempts to write continue.
         clock: seconds, monotonic.
     """
 
@@ -84,7 +84,7 @@ class EventLog:
             self._write("run-finished", {"exit_code": event.code, "error": event.error})
 
     def note(self, text: str) -> None:
-        """Write down a sentence for people, say about a report that could not be made."""
+        """Record a message for the user, such as a report that could not be written."""
         self._write("note", {**self._about, "reason": None, "text": text})
 
     def _begin(self, event: RunStarted) -> None:
@@ -125,7 +125,7 @@ class EventLog:
             self._write("progress", {**about, "statistics": _brief(event.statistics)})
 
     def _tell_reasons(self, counts: Statistics) -> None:
-        """One event per reason for which a program is inconclusive or a verdict has a note, when it first comes up."""
+        """One event per reason for an inconclusive program or a note, when it first occurs."""
         for reason in counts.notes:
             if reason not in self._notes:
                 self._notes.add(reason)
@@ -149,7 +149,7 @@ class EventLog:
         self._about = {}
 
     def _case(self, case: Counterexample) -> dict[str, Any]:
-        """What the block of a counterexample shows, as data."""
+        """The contents of a counterexample's block, as data."""
         finding, path = case.finding, self.report_dir / case.id / FILE_NAME
         facts: dict[str, Any] = {
             "id": case.id,
@@ -216,7 +216,8 @@ class EventLog:
                 )
 
     def _append(self, line: bytes) -> None:
-        """Append a line, on a line of its own even if the last one has no end: its run was killed, or the disk was full."""
+        """Append a line; starts a new line first if the last one is incomplete, because its run was killed or the disk
+        was full."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -230,7 +231,7 @@ class EventLog:
 
 
 def _searched(searched: SearchSummary | None) -> dict[str, Any] | None:
-    """What a search came to, in numbers, and the lines that it suspects."""
+    """The result of a search, in numbers, and the lines that it suspects."""
     if searched is None:
         return None
     numbers = {name: getattr(searched, name) for name in ("behaviours", "tried", "further", "skipped", "exhausted")}
@@ -262,13 +263,13 @@ def statistics(counts: Statistics) -> dict[str, Any]:
 
 
 def _brief(counts: Statistics) -> dict[str, Any]:
-    """What a display of progress needs: such an event comes every second, perhaps for hours."""
+    """The data of a progress display: such an event comes every second, perhaps for hours."""
     left_out = ("rewrites", "doubt_details", "note_details", "labels", "seconds")
     return {name: value for name, value in statistics(counts).items() if name not in left_out}
 
 
 def _plain_data(value: Any) -> Any:
-    """JSON has no NaN and no infinities: these are written as text, like whatever else it does not know."""
+    """JSON has no NaN and no infinities: these are written as text, like any other value that it does not support."""
     if isinstance(value, Mapping):
         return {str(key): _plain_data(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Text of others, made harmless: what a pass says must not steer the terminal that shows it."""
+"""Makes foreign text harmless: what a pass prints must not control the terminal that shows it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import unicodedata
 
 from tcverify.errors import TcverifyError
 
-#: Longest line that is shown; files hold the rest.
+#: Longest line that is shown; files contain the rest.
 MAX_LINE = 1000
 
 #: Categories of characters that terminals act upon or that change how their neighbours are shown: control, format (among
@@ -44,13 +44,13 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def one_line(error: Exception) -> str:
-    """Return the kind of an error and the first line of what it says, for a sentence that goes on."""
+    """Return the kind of an error and the first line of its message, as part of a sentence."""
     said = str(error).strip().splitlines()
     return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
 
 
 def error_text(error: TcverifyError) -> str:
-    """Return how an error is told: what is wrong and, indented below, how to mend it."""
+    """Return an error as text: what is wrong and, indented below, how to fix it."""
     lines = [f"Error: {error.message}", *([f"hint: {error.hint}"] if error.hint else [])]
     first, *rest = [line for text in lines for line in sanitize_lines(text)]
     return "\n".join([first, *(f"  {line}" for line in rest)])

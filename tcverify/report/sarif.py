@@ -1,8 +1,8 @@
 """tcverify.sarif: findings at lines of the pass, for editors and code scanning.
 
 SARIF 2.1.0 of OASIS. A result per counterexample, a rule per kind that was found. The
-file is written anew, atomically, after each finding: of a run that was killed it holds what was found, and that the run did not
-end. A sound run leaves one without results, so that code scanning closes what it had shown before.
+file is rewritten atomically after each finding: a killed run leaves its findings, and the fact that it did not end.
+A sound run leaves a file without results, so that code scanning closes earlier alerts.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tcverify.system.files import write_atomically
 
 SARIF_NAME = "tcverify.sarif"
 
-#: What relative paths are seen from: the current directory.
+#: Base of relative paths: the current directory.
 _ROOT = "%SRCROOT%"
 
-#: Exit codes of runs that came to a verdict.
+#: Exit codes of runs with a verdict.
 _VERDICTS = (0, 1)
 
-#: A bracket that would begin a link of SARIF's messages.
+#: A bracket that would start a link in SARIF messages.
 _LINK = re.compile(r"\[(?=[^\]]*\]\()")
 
 
@@ -39,8 +39,8 @@ class SarifReport:
     """Subscribes to runs and writes `report_dir/tcverify.sarif`.
 
     Args:
-        tell: is told in one line, once, that the file cannot be written: the run goes on, and so do attempts to write.
-        accepting: whether findings do not fail the run, as they are being written to a baseline: they are notes then.
+        tell: called once with one line if the file cannot be written; the run and attempts to write continue.
+        accepting: whether findings are written to a baseline and so do not fail the run: then they are notes.
     """
 
     def __init__(self, report_dir: Path, tell: Callable[[str], None], *, accepting: bool = False) -> None:
@@ -135,7 +135,7 @@ def _text(text: str) -> str:
 
 
 def _artifact(file: str) -> dict[str, str]:
-    """Where a file is: relative to the current directory where it lies below it."""
+    """Location of a file: relative to the current directory if it is below it."""
     path = Path(file)
     below = Path.cwd() / path
     if below.is_relative_to(Path.cwd()) and (below.exists() or path.is_absolute()):

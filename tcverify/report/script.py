@@ -42,7 +42,7 @@ if __name__ == "__main__":
 
 
 def to_script(case: Counterexample) -> str:
-    """Return the text of repro.py. What others wrote (the pass, its options) appears in quoted literals only."""
+    """Return the text of repro.py. Foreign text (the pass, its options) appears only in quoted literals."""
     rank = case.finding.rank or 0
     lines = [f"#   {text}" for _, text in graph_lines(case.program, rank)]
     program = dumps(case.program)
@@ -70,13 +70,13 @@ def to_script(case: Counterexample) -> str:
 
 
 def _near(reference: str) -> str:
-    """An extension as the script names it: a file from the current directory, where it lies below that."""
+    """An extension as named in the script: a file relative to the current directory, if it is below that."""
     path = Path(reference)
     return str(path.relative_to(Path.cwd())) if path.is_absolute() and path.is_relative_to(Path.cwd()) else reference
 
 
 class ScriptReport(FileReport):
-    """Writes repro.py beside every counterexample that can be replayed, and says so only where it cannot; see `FileReport`."""
+    """Writes repro.py next to every counterexample that can be replayed, and reports only failures; see `FileReport`."""
 
     name = "repro.py"
 
@@ -85,7 +85,7 @@ class ScriptReport(FileReport):
 
 
 def _promises(contract: Contract) -> str:
-    """The promises that are not the defaults, which more may join."""
+    """The promises that differ from the defaults, to which others may be added."""
     made = {name: getattr(contract, name) for name in contract.__slots__}
     lines = [f"    {name!a}: {value!a},\n" for name, value in made.items() if value != getattr(Contract(), name)]
     return "{\n" + "".join(lines) + "}" if lines else "{}"

@@ -14,7 +14,7 @@ WIDTH = 80
 
 
 def to_text(case: Counterexample, path: Path | None, width: int = WIDTH) -> str:
-    """Return the block of a counterexample. Commands and tracebacks are never broken, all else is at `width`.
+    """Return the block of a counterexample. Commands and tracebacks are never wrapped; everything else is wrapped at `width`.
 
     Args:
         path: its file, see `make_block`.

@@ -1,5 +1,4 @@
-"""When the ops of a program run that is lowered, or asynchronous, before and after the pass: what the terminal, the page and the
-trace show of it."""
+"""When the ops of a lowered or asynchronous program run, before and after the pass: for the terminal, the page and the trace."""
 
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ from tcverify.program.finding import Finding
 from tcverify.program.stream_options import MAIN_STREAM
 from tcverify.report.sanitize import plural
 
-#: Different costs, and names of one cost, that a line tells.
+#: Number of different costs, and of names with one cost, that a line lists.
 MOST_COSTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledOp:
-    """One op. Times are seconds from the beginning, or steps of one op each where some op has no cost.
+    """One op. Times are seconds from the beginning, or steps of one op each if some op has no cost.
 
     Attributes:
         issued: of asynchronous communication, when it begins to queue.
@@ -41,20 +40,20 @@ class ScheduledOp:
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """What one rank runs when.
+    """The schedule of one rank.
 
     Attributes:
         ops: in issue order.
         arrows: from records to the waits that name their tokens.
         output: name of the output node.
-        join: when the output can be read: behind everything on stream 0 and behind what its waits name.
+        join: when the output can be read: after everything on stream 0 and after what its waits name.
         lowered: whether the graph has anchors.
         timed: whether times are seconds.
-        roles: stream → what it is for, in words.
-        declared, replayed, serial, critical_path, exposed: seconds, where they are known.
-        asynchronous: whether communication runs beside compute without streams, as stream `COMMUNICATION`.
+        roles: stream → its purpose, in words.
+        declared, replayed, serial, critical_path, exposed: seconds, if known.
+        asynchronous: whether communication overlaps with compute without streams, as stream `COMMUNICATION`.
         stalls: of an asynchronous graph, when compute waits for communication.
-        lanes: of host IR, streams in words.
+        lanes: of host IR, names of streams.
     """
 
     ops: tuple[ScheduledOp, ...]
@@ -74,7 +73,7 @@ class Timetable:
     lanes: Mapping[int, str] = field(default_factory=dict)
 
     def lane(self, stream: int) -> tuple[str, str]:
-        """The name of a stream, and its role, "" where the name says it."""
+        """The name of a stream, and its role, "" if the name says it."""
         if self.asynchronous:
             return ("comm" if stream == COMMUNICATION else "compute"), ""
         if self.lanes:
@@ -88,7 +87,7 @@ class Timetable:
 
     @property
     def streams(self) -> tuple[int, ...]:
-        """Those of teams, which have numbers below 0, stand last."""
+        """Streams of teams, which have numbers below 0, come last."""
         return tuple(
             sorted({MAIN_STREAM, *(op.stream for op in self.ops)}, key=lambda stream: (stream < 0, abs(stream)))
         )
@@ -104,7 +103,7 @@ def lowered_ranks(case: Counterexample) -> list[int]:
 
 
 def timed_ranks(case: Counterexample) -> list[int]:
-    """The ranks of whose rewritten graph it is told when ops run: it has anchors, or asynchronous collectives and all costs."""
+    """The ranks with a schedule: the rewritten graph has anchors, or asynchronous collectives and all costs."""
     program = case.rewritten
     if program is None:
         return []
@@ -125,11 +124,11 @@ def _asynchronous(program: Program, rank: int) -> Timetable | None:
 
 
 def timetables(case: Counterexample, rank: int) -> tuple[Timetable | None, Timetable] | None:
-    """Return when a rank runs its ops before and after the pass, or None where its rewritten graph has no streams and no
+    """Return when a rank runs its ops before and after the pass, or None if its rewritten graph has no streams and no
     asynchronous collectives with costs.
 
-    Before the pass, an op takes its own cost, at least what any op takes in a schedule; where it has none, the time of the op
-    of its name after the pass. Where there is none either, nothing is said of the time before.
+    Before the pass, an op takes its own cost, but at least the minimum duration of a schedule; without a cost, the time of the op
+    of the same name after the pass. If that is missing too, there are no times before the pass.
     """
     rewritten = case.rewritten
     if rewritten is None:
@@ -153,7 +152,7 @@ def timetable(program: Program, rank: int, costs: Mapping[str, float] | None = N
     """Return when `rank` runs its ops.
 
     Args:
-        costs: seconds by node, which go before those of a graph without anchors where they name all its ops.
+        costs: seconds by node, which override those of a graph without anchors if they cover all its ops.
     """
     found = replay_streams(program, rank)
     ops = [op for op in map(_timed, found.ops) if op is not None]
@@ -192,7 +191,7 @@ def _timed(op: ReplayedOp) -> ScheduledOp | None:
 
 
 def _in_steps(ops: tuple[ReplayedOp, ...], arrows: tuple[Arrow, ...], lengths: list[float]) -> list[ScheduledOp]:
-    """Each op as soon as its stream, its resources and its tokens allow, by lengths of ours."""
+    """Each op as early as its stream, its resources and its tokens allow, with made-up durations."""
     sources: dict[str, list[str]] = {}
     for arrow in arrows:
         sources.setdefault(arrow.target, []).append(arrow.source)
@@ -210,7 +209,7 @@ def _in_steps(ops: tuple[ReplayedOp, ...], arrows: tuple[Arrow, ...], lengths: l
 
 
 def _roles(program: Program, ops: list[ScheduledOp]) -> dict[int, str]:
-    """What streams are for: as the program says, else by what runs on them."""
+    """The purpose of streams: as declared by the program, else by the ops that run on them."""
     if program.streams is not None:
         roles = dict.fromkeys(program.streams.compute, "compute")
         for stream in program.streams.comm:
@@ -238,7 +237,7 @@ def microseconds(time_s: float) -> str:
 def time_facts(table: Timetable) -> list[tuple[str, str]]:
     """Return (what, how long) for a lowered graph: makespan, serial, critical path, exposed communication.
 
-    The makespan is told as predicted and as replayed where these differ, with all digits where they look alike.
+    The makespan is given as predicted and as replayed if these differ, with all digits if they look equal.
     """
     if table.replayed is None or table.serial is None or table.critical_path is None:
         return []
@@ -262,7 +261,7 @@ def time_facts(table: Timetable) -> list[tuple[str, str]]:
 
 
 def time_line(table: Timetable) -> str:
-    """One line about the streams and times of a lowered graph; "" where some op has no cost."""
+    """One line about the streams and times of a lowered graph; "" if some op has no cost."""
     streams = f"on {plural(len({op.stream for op in table.ops}), 'stream')}"
     if table.asynchronous:
         streams = f"{sum(op.stream == COMMUNICATION for op in table.ops)} of them asynchronous"
@@ -275,7 +274,7 @@ def time_line(table: Timetable) -> str:
 
 
 def given_line(program: Program, rank: int) -> str:
-    """One line about what a program says of time: costs of a rank's ops, streams, overhead and device; "" if nothing."""
+    """One line about a program's settings of time: costs of a rank's ops, streams, overhead and device; "" if none."""
     costs: dict[float, list[str]] = {}
     for node in program.graphs[program.ranks[rank].graph].nodes:
         cost = parse_seconds(node.meta.get("cost_s"))
@@ -314,7 +313,7 @@ def _joined(items: list[str]) -> str:
 
 
 def marked_ops(finding: Finding) -> dict[str, str]:
-    """The ops that a finding is about, with how they are called: of a race, "first" and "second"."""
+    """The ops that a finding is about, with their labels: "first" and "second" for a race."""
     marks: dict[str, str] = {}
     for key in ("first", "second"):
         name = finding.data.get(key)

@@ -1,8 +1,8 @@
-"""trace.json: what every rank runs on which stream and when, in the Trace Event Format that Perfetto and chrome://tracing read.
+"""trace.json: the ops of every rank by stream and time, in the Trace Event Format that Perfetto and chrome://tracing read.
 
 A process per rank, and one for each rank before the pass; a thread per stream; a slice per op; a flow from every record to
-every wait that names its token. Of asynchronous graphs a thread for compute and one for communication; stalls of compute are
-slices too, with a flow from what they wait for. Times are those of the replay in µs; where some op of a lowered graph has no
+every wait that names its token. Asynchronous graphs have a thread for compute and one for communication; stalls of compute are
+slices too, with a flow from what they wait for. Times are those of the replay in µs; if some op of a lowered graph has no
 cost, every op takes one µs.
 
 Format: "Trace Event Format" (Google), events of phase X (slices), s and f (ends of a flow) and M (names).
@@ -22,7 +22,7 @@ from tcverify.report.timetable import Timetable, marked_ops, time_facts, timed_r
 
 TRACE_NAME = "trace.json"
 
-#: Slices that a trace holds at most: ranks beyond it are left out, in ascending order behind the rank of the finding.
+#: Largest number of slices in a trace: ranks beyond it are omitted, in ascending order after the rank of the finding.
 MAX_SLICES = 200_000
 
 _MICROSECONDS = 1e6
@@ -32,7 +32,7 @@ def to_trace(case: Counterexample) -> str:
     """Return trace.json of a counterexample whose rewritten program has streams, or asynchronous collectives with costs.
 
     Raises:
-        UsageError: it has none.
+        UsageError: it has neither.
     """
     ranks = timed_ranks(case)
     if not ranks:
@@ -56,7 +56,7 @@ def to_trace(case: Counterexample) -> str:
         if shown and slices > MAX_SLICES:
             break
         shown.append(rank)
-        # Processes are sorted by index, and told apart by number: 2r before, 2r + 1 after the pass.
+        # Processes are sorted by index, and identified by number: 2r before, 2r + 1 after the pass.
         if before is not None:
             events += _process(2 * rank, f"rank {rank} before", before, {})
         events += _process(2 * rank + 1, f"rank {rank}", after, marks if case.finding.rank in (None, rank) else {})
@@ -112,7 +112,7 @@ def _process(pid: int, name: str, table: Timetable, marks: dict[str, str]) -> li
 
 
 def _stalls(pid: int, table: Timetable, marks: dict[str, str]) -> list[dict[str, Any]]:
-    """When compute waits, as slices; each with a flow from what it waits for. What blocks has a slice of its own already."""
+    """Periods when compute waits, as slices; each with a flow from what it waits for. Blocking ops have a slice already."""
     events: list[dict[str, Any]] = []
     ops = {op.node: op for op in table.ops}
     for number, stall in enumerate(stall for stall in table.stalls if stall.node != stall.awaited):
@@ -138,7 +138,8 @@ def _stalls(pid: int, table: Timetable, marks: dict[str, str]) -> list[dict[str,
 
 
 def _flows(pid: int, table: Timetable, scale: float) -> list[dict[str, Any]]:
-    """Both ends of every arrow. An end belongs to the slice that its time lies in: the first starts just before its op ends."""
+    """Both ends of every arrow. An end belongs to the slice that contains its time: the first is just before the end of
+    its op."""
     ops = {op.node: op for op in table.ops}
     flows: list[dict[str, Any]] = []
     for number, arrow in enumerate(table.arrows):
@@ -154,7 +155,7 @@ def _flows(pid: int, table: Timetable, scale: float) -> list[dict[str, Any]]:
     return flows
 
 
-#: Threads from here on stand for the streams of teams, which have numbers below 0.
+#: Threads from this number on represent the streams of teams, which have numbers below 0.
 _OF_TEAMS = 1 << 17
 
 
@@ -168,7 +169,7 @@ def _name(what: str, pid: int, tid: int, **arguments: Any) -> dict[str, Any]:
 
 
 class TraceReport(FileReport):
-    """Writes trace.json beside every counterexample whose rewritten program has streams; see `FileReport`."""
+    """Writes trace.json next to every counterexample whose rewritten program has streams; see `FileReport`."""
 
     name = TRACE_NAME
     announcement = "Timeline:  {} (open it in ui.perfetto.dev)"

@@ -15,7 +15,7 @@ HEIGHT = 900
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """Return the verdict, then the first finding as the terminal shows it, and what else there is to say, a line each."""
+    """Return the verdict, then the first finding as shown on the terminal, and further remarks, one line each."""
     lines = [repr(verdict).strip("<>").partition(" ")[2]]
     case = _case(verdict)
     if case is not None:
@@ -28,7 +28,7 @@ def verdict_text(verdict: Verdict) -> str:
 
 
 def verdict_html(verdict: Verdict) -> str:
-    """Return the page of the first finding in a frame; the text of a verdict that has none."""
+    """Return the page of the first finding in a frame; for a verdict without findings, its text."""
     case = _case(verdict)
     if case is None:
         return f"<pre>{html.escape(verdict_text(verdict))}</pre>"

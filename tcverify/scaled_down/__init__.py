@@ -1,6 +1,6 @@
-"""Scaled-down twins: programs of everyday size with small numbers in place of large ones, that mean the same up to sizes."""
+"""Scaled-down programs: large sizes of a program are replaced by small ones, with the same meaning up to sizes."""
 
 from tcverify.scaled_down.pairs import small_pair
-from tcverify.scaled_down.scaling import twins_of
+from tcverify.scaled_down.scaling import scale_down
 
-__all__ = ["small_pair", "twins_of"]
+__all__ = ["scale_down", "small_pair"]

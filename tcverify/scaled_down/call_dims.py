@@ -1,4 +1,4 @@
-"""Relates what a call is given and what it gives dim by dim, where arguments say which is which: joins, cuts, views, fills."""
+"""Relates operands and results of a call dim by dim, if its arguments define the relation: joins, splits, views, fills."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch.utils import _pytree as pytree
 from tcverify.ops import TensorSpec, lookup, merged_runs, qualified_name
 from tcverify.scaled_down.sizes import Size, Sizes
 
-#: The sizes of each tensor that a call gives; those that one of its arguments lists, and which argument that is.
+#: The sizes of each tensor that a call returns; those that one of its arguments lists, and which argument that is.
 Made: TypeAlias = tuple[list[list[Size]], list[Size], int]
 
-#: Ops that are given the sizes of all parts that they cut a tensor into.
+#: Ops whose arguments include the sizes of all parts into which they split a tensor.
 _CUTS = frozenset({"aten::split_with_sizes", "aten::split_with_sizes_copy"})
 
-#: Ops that are given the shape of a view.
+#: Ops whose arguments include the shape of a view.
 _VIEWS = frozenset({"aten::view", "aten::_unsafe_view", "aten::reshape", "aten::view_copy"})
 
-#: Ops that are given the shape up to which they repeat dims of one element.
+#: Ops whose arguments include the shape up to which they expand dims of one element.
 _EXPANSIONS = frozenset({"aten::expand", "aten::expand_copy", "aten::broadcast_to"})
 
 
@@ -30,31 +30,31 @@ class RelatedSoFar(Protocol):
 
     @property
     def sizes(self) -> Sizes:
-        """What is known of all of them."""
+        """The solver for all of them."""
         ...
 
     @property
     def of(self) -> Mapping[fx.Node, list[list[Size]]]:
-        """Of the tensors that each node gives, in order."""
+        """Of the tensors that each node returns, in order."""
         ...
 
     @property
     def ranks(self) -> Set[int]:
-        """How many ranks groups have."""
+        """Numbers of ranks of groups."""
         ...
 
     @property
     def beside(self) -> Set[fx.Node]:
-        """The nodes at which one dim may be the members of a group."""
+        """The nodes at which a dim may correspond to the members of a group."""
         ...
 
     def specs(self, node: fx.Node) -> list[TensorSpec]:
-        """The tensors that a node gives."""
+        """The tensors that a node returns."""
         ...
 
 
 def by_places(node: fx.Node, related: RelatedSoFar) -> Made | None:
-    """Relate the sizes at a call; None where its op is none of these, or is given something else than numbers."""
+    """Relate the sizes at a call; None if its op is not supported here, or an argument is not a number."""
     name = qualified_name(node.target).split(".")[0]
     if name == "aten::cat":
         return _joined(node, related)
@@ -80,7 +80,7 @@ def _joined(node: fx.Node, related: RelatedSoFar) -> Made | None:
 
 
 def _whole(number: int, parts: Sequence[Size], related: RelatedSoFar) -> Size:
-    """The size of a dim of what is put together: that of all parts, or their sum."""
+    """The size of a dim of a concatenation: that of all parts, or their sum."""
     sizes = related.sizes
     if all(sizes.number[part] == number for part in parts):
         sizes.tie(*parts)
@@ -114,7 +114,7 @@ def _viewed(node: fx.Node, own: Sequence[Size], related: RelatedSoFar) -> Made |
             continue
         new = [sizes.new(n) for n in numbers]
         made += new
-        if node in related.beside:  # by member, of what collectives take and give
+        if node in related.beside:  # by member, of the operands and results of collectives
             sizes.pin(s for s in (*own[merged], *new) if sizes.number[s] in related.ranks)
         left, right = ([s for s in some if sizes.number[s] != 1] for some in (own[merged], new))
         if left or right:
@@ -123,8 +123,8 @@ def _viewed(node: fx.Node, own: Sequence[Size], related: RelatedSoFar) -> Made |
 
 
 def beside_collectives(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes at which one dim may be the members of a group: all that depend on what a collective gives, and all on which what
-    one takes depends, unless that is only a member's part of what it gives."""
+    """The nodes at which a dim may correspond to the members of a group: all that depend on the result of a collective,
+    and all on which an operand depends, unless the operand is only a member's part of the result."""
     nodes = [node for node in graph.nodes if node.op != "output"]
     found: set[fx.Node] = set()
     for node in nodes:
@@ -141,7 +141,7 @@ def _collective(node: fx.Node) -> bool:
 
 
 def _gathered(read: fx.Node, node: fx.Node) -> bool:
-    """Whether what a collective gives is more than this operand."""
+    """Whether the result of a collective is larger than this operand."""
     results, operands = _elements(node), next(iter(node.args), None)
     own = results
     if isinstance(operands, (list, tuple)) and len(operands) == len(results):
@@ -164,7 +164,7 @@ def _expanded(node: fx.Node, own: Sequence[Size], related: RelatedSoFar) -> Made
 
 
 def _filled(node: fx.Node, related: RelatedSoFar) -> Made | None:
-    """A tensor of the shape that it is given: equal numbers in that may be different sizes."""
+    """A tensor of a given shape: equal numbers in the shape may be different sizes."""
     schema, results = getattr(node.target, "_schema", None), related.specs(node)
     if schema is None:
         return None
@@ -175,7 +175,7 @@ def _filled(node: fx.Node, related: RelatedSoFar) -> Made | None:
     if place >= len(node.args) or not _lists(node.args[place], results[0].shape):
         return None
     if any(isinstance(arg, fx.Node) for arg in node.args) and not schema.name.startswith("aten::new_"):
-        return None  # an operand, which has sizes of its own
+        return None  # an operand, which has its own sizes
     made = [related.sizes.new(n) for n in results[0].shape]
     return [made], made, place
 

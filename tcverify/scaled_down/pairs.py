@@ -1,4 +1,4 @@
-"""Programs of everyday size, and what passes make of them: the pass is given the real sizes, what it makes runs as twin."""
+"""Scaled-down pairs: the pass gets the program at its real sizes; the original and its result run scaled down."""
 
 from __future__ import annotations
 
@@ -9,65 +9,65 @@ from dataclasses import replace
 from tcverify.application import Defect, Pair, ScaledDown
 from tcverify.errors import ProgramError
 from tcverify.program import Program
-from tcverify.scaled_down.scaling import Twins, twins_of
+from tcverify.scaled_down.scaling import ScaledPrograms, scale_down
 from tcverify.scaled_down.sizes import LEAST, SMALL
 from tcverify.system import machine_memory
 
-#: Elements that there may be at once on all ranks of a twin, if each had its own: 8 GiB in float64.
+#: Largest number of simultaneous elements on all ranks of a scaled-down program, if each had its own storage: 8 GiB in float64.
 MOST = 1 << 30
 
-#: Bytes of the machine's memory that each of them takes at worst: two versions of the program are there at once.
+#: Bytes of the machine's memory per element in the worst case: both versions of the program are in memory at once.
 _BYTES = 16
 
-#: Elements up to which small numbers, of heads, experts and ranks, stay what they are.
+#: Limits on elements up to which small numbers, of heads, experts and ranks, are kept.
 _EASY = 1 << 27
 
 
 def small_pair(pair: Pair) -> Pair:
-    """The twins of a program and of what a pass made of it.
+    """Scale down a program and the result of a pass on it.
 
     Raises:
         ProgramError: no choice of sizes fits.
     """
     programs = [p for p in (pair.original, pair.rewritten, pair.again) if p is not None]
     distinct = list({id(p): p for p in programs}.values())
-    twins = _fitting(distinct)
-    wrong = {id(program): node for program, node in zip(distinct, twins.wrong, strict=True) if node is not None}
+    scaled = _fitting(distinct)
+    wrong = {id(program): node for program, node in zip(distinct, scaled.wrong, strict=True) if node is not None}
     if id(pair.original) in wrong:
         raise ProgramError(f"the operands of node '{wrong[id(pair.original)]}' do not fit together")
     defects = list(pair.defects)
     if id(pair.rewritten) in wrong:
         node = wrong[id(pair.rewritten)]
         defects.append(Defect("shapes", 0, f"the operands of '{node}' do not fit together at the real sizes", node))
-    small = dict(zip(map(id, distinct), twins.programs, strict=True))
+    small = dict(zip(map(id, distinct), scaled.programs, strict=True))
 
     def of(program: Program | None) -> Program | None:
         return None if program is None else small[id(program)]
 
     return replace(
         pair, original=small[id(pair.original)], rewritten=of(pair.rewritten), again=of(pair.again),
-        scaled=ScaledDown(pair.original, dict(twins.sizes)), stages=[], defects=defects,
+        scaled=ScaledDown(pair.original, dict(scaled.sizes)), stages=[], defects=defects,
     )  # fmt: skip
 
 
-def _fitting(programs: Sequence[Program]) -> Twins:
-    """Twins that fit into memory. Raises `ProgramError`."""
-    twins = twins_of(programs)
-    if _elements(twins) > _EASY:
+def _fitting(programs: Sequence[Program]) -> ScaledPrograms:
+    """Scaled-down versions that fit into memory. Raises `ProgramError`."""
+    scaled = scale_down(programs)
+    if _elements(scaled) > _EASY:
         with suppress(ProgramError):  # nothing smaller fits
-            twins = min(twins, twins_of(programs, LEAST), key=_elements)
-    elements, most = _elements(twins), min(MOST, machine_memory() // _BYTES)
+            scaled = min(scaled, scale_down(programs, LEAST), key=_elements)
+    elements, most = _elements(scaled), min(MOST, machine_memory() // _BYTES)
     if elements > most:
-        left = sorted({n for n, became in twins.sizes.items() if n in became and n > SMALL}, reverse=True)
+        left = sorted({n for n, became in scaled.sizes.items() if n in became and n > SMALL}, reverse=True)
         raise ProgramError(
             f"its ranks' values take {elements / 2**27:.1f} GiB, of {most / 2**27:.1f} that they may take; no smaller sizes were"
             f" found for {left[:8]}"
         )
-    return twins
+    return scaled
 
 
-def _elements(twins: Twins) -> int:
-    return max(program.elements for program in twins.programs)
+def _elements(scaled: ScaledPrograms) -> int:
+    return max(program.elements for program in scaled.programs)
 
 
 __all__ = ["MOST", "small_pair"]

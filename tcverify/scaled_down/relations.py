@@ -1,6 +1,6 @@
-"""Reads what holds between the sizes of a program from its graphs: what views merge and split, what is put together and cut.
+"""Derives the relations between the sizes of a program from its graphs: what views merge and split, concatenations and slices.
 
-Within one call, equal numbers are one size, unless they are at places that broadcast; along an edge, a size is itself.
+Within one call, equal numbers are one size, unless they are at broadcast positions; along an edge, sizes are unchanged.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from tcverify.scaled_down.call_dims import beside_collectives, by_places
 from tcverify.scaled_down.size_probing import Probe
 from tcverify.scaled_down.sizes import Size, Sizes
 
-#: Ops of which a dim of an operand, or of a result, is the sum of those at the same place of several.
+#: Ops for which a dim of an operand, or of a result, is the sum of the same dims of several tensors.
 _JOINS = frozenset({"aten::cat"})
 _SPLITS = frozenset(
     {"aten::split", "aten::split_with_sizes", "aten::chunk", "aten::split_with_sizes_copy", "aten::tensor_split"}
 )
 
-#: Ops that take a part of a dim, from a start to an end.
+#: Ops that take a slice of a dim, from a start to an end.
 _SLICES = frozenset({"aten::slice", "aten::slice_scatter", "aten::slice_copy", "aten::slice_backward"})
 
-#: Ops of which a dim of the result is a multiple of the dim at the same place of an operand.
+#: Ops for which a dim of the result is a multiple of the same dim of an operand.
 _REPEATS = frozenset({"aten::repeat"})
 
-#: Sizes by the number that they are, at one call.
+#: Sizes by number, at one call.
 Scope = dict[int, Size]
 
 
@@ -46,20 +46,20 @@ class SizeRelations:
 
     Args:
         plain: calls at which equal numbers are one size, each an op with the shapes of its operands.
-        precise: whether they are told apart elsewhere. Of ranks that run different graphs nothing would say what has to go
-            together in these.
+        precise: whether they are distinguished elsewhere. Not for ranks that run different graphs: nothing would
+            relate their sizes.
 
     Attributes:
-        sizes: what is known of all of them.
+        sizes: the solver for all of them.
         inputs: of the global shape of each input, by name; programs that are compared share them.
-        of: of the tensors that each node gives, in order.
+        of: of the tensors that each node returns, in order.
         scopes: at each node.
-        vals: what each node gives: as it follows from its operands, else as its metadata says.
+        vals: result of each node: inferred from its operands, or else from its metadata.
         wrong: the first call whose operands do not fit together.
-        lists: at nodes that are given sizes in one of their arguments, which argument that is, and these sizes.
-        ranks: how many ranks groups have.
-        beside: the nodes at which one dim may be the members of a group.
-        probed: the calls at which equal numbers were told apart by trying, by the name of the node; those in `plain` are none.
+        lists: at nodes with sizes in one of their arguments, which argument that is, and these sizes. ranks: numbers
+        of ranks of groups. beside: the
+        nodes at which a dim may correspond to the members of a group.
+        probed: the calls at which equal numbers were distinguished by probing, by the name of the node; never those in `plain`.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class SizeRelations:
                 self._relate(node, local, values, constants, groups)
 
     def _given(self, node: fx.Node, constants: Mapping[str, Any], groups: Mapping[str, Sequence[int]]) -> Any:
-        """What a node gives. Small sizes might fit where these do not, so it is noted if they do not."""
+        """The result of a node. Small sizes might fit even if these do not, so a misfit is recorded."""
         said = node.meta.get("val")
         if node.op != "call_function" or any(self.vals.get(read) is None for read in node.all_input_nodes):
             return said
@@ -108,7 +108,7 @@ class SizeRelations:
         return said if found in (MISFIT, UNKNOWN) else found
 
     def specs(self, node: fx.Node) -> list[TensorSpec]:
-        """The tensors that a node gives."""
+        """The tensors that a node returns."""
         return specs_of(self.vals.get(node))
 
     def _relate(
@@ -123,7 +123,7 @@ class SizeRelations:
         if node.op == "placeholder":
             self.of[node] = [[self._local(node.name, dim, n) for dim, n in enumerate(local[node.name])]]
             return
-        if node.op == "output":  # what is returned beside each other need not go together
+        if node.op == "output":  # results returned together need not be related
             self.of[node] = [dims for read in node.all_input_nodes for dims in self.of.get(read, ())]
             return
         made = by_places(node, self) if self._precise and node.op == "call_function" else None
@@ -146,7 +146,7 @@ class SizeRelations:
             _Call(self, node, scope, values).relate()
 
     def _note(self, node: fx.Node, scope: Scope) -> None:
-        """Enter the sizes at a call of which everything is known."""
+        """Enter the sizes at a call with known operands and result."""
         operands = itertools.chain(*(self.of[read] for read in node.all_input_nodes))
         for size in itertools.chain(*operands, *self.of[node]):
             scope.setdefault(self.sizes.number[size], size)
@@ -155,7 +155,7 @@ class SizeRelations:
         return node.target, tuple(spec.shape for read in node.all_input_nodes for spec in self.specs(read))
 
     def _ambiguous(self, node: fx.Node) -> bool:
-        """Whether sizes of one number come together at a call, which may be different ones."""
+        """Whether different sizes of the same number may meet at a call."""
         if (
             node.op != "call_function"
             or (self._plain and self._call(node) in self._plain)
@@ -163,7 +163,7 @@ class SizeRelations:
         ):
             return False
         if _named(node, _SLICES | _JOINS):
-            return False  # of which sums are known
+            return False  # with known sums
         kinds: dict[int, set[Size]] = {}
         for size in itertools.chain(*itertools.chain(*(self.of[read] for read in node.all_input_nodes))):
             if self.sizes.number[size] > self.sizes.small:
@@ -192,7 +192,7 @@ class SizeRelations:
         return Probe(operands, results, literals, infer_of, self.sizes).sizes_of_results()
 
     def _local(self, name: str, dim: int, number: int) -> Size:
-        """The size of a dim of what a rank holds of an input: scaled as the whole is."""
+        """The size of a dim of a rank's part of an input: scaled as the whole is."""
         whole = self.inputs[name][dim]
         if self.sizes.number[whole] == number:
             return whole
@@ -215,7 +215,7 @@ class SizeRelations:
         return scope[number]
 
     def constant(self, name: str, value: int, scope: Scope) -> None:
-        """A number that a rank constant stands for is one size wherever it is read."""
+        """A rank constant is the same size wherever it is read."""
         size = self._constants.setdefault((name, value), self.at(scope, value))
         self.sizes.tie(size, self.at(scope, value))
 
@@ -225,7 +225,7 @@ def _named(node: fx.Node, names: Collection[str]) -> bool:
 
 
 def _tie(first: SizeRelations, one: fx.Node, second: SizeRelations, other: fx.Node) -> None:
-    """Let what two nodes give stay of one shape, where it is."""
+    """Keep the results of two nodes equal in shape, where they are."""
     for mine, theirs in zip(first.of.get(one, ()), second.of.get(other, ()), strict=False):
         numbers = [[related.sizes.number[s] for s in dims] for related, dims in ((first, mine), (second, theirs))]
         if numbers[0] == numbers[1]:
@@ -234,7 +234,7 @@ def _tie(first: SizeRelations, one: fx.Node, second: SizeRelations, other: fx.No
 
 
 def tie_results(first: SizeRelations, second: SizeRelations, programs: Sequence[Program]) -> None:
-    """What two programs return on a rank is compared: it stays of the same shapes."""
+    """The results of two programs on a rank are compared: they keep equal shapes."""
     ranks = zip(programs[0].ranks, programs[1].ranks, strict=True)
     for mine, theirs in dict.fromkeys((a.graph, b.graph) for a, b in ranks):
         for one, other in zip(_returned(programs[0].graphs[mine]), _returned(programs[1].graphs[theirs]), strict=False):
@@ -249,7 +249,7 @@ def _distinct(constants: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
     return list({repr(sorted(one.items())): one for one in constants}.values())
 
 
-#: What a call gives of which nothing is known, and one whose operands do not fit together.
+#: Marks the result of a call of which nothing is known, and of one whose operands do not fit together.
 UNKNOWN, MISFIT = "unknown", "misfit"
 
 
@@ -261,11 +261,11 @@ def infer_result(
     fresh: Callable[[], int],
     given: tuple[Any, Any] | None = None,
 ) -> Any:
-    """What a call gives; or `MISFIT`, or `UNKNOWN`.
+    """The result of a call; or `MISFIT`, or `UNKNOWN`.
 
     Args:
-        val: what its operands are.
-        given: other arguments than its own.
+        val: values of its operands.
+        given: arguments that replace its own.
     """
 
     def leaf(value: Any) -> Any:
@@ -284,14 +284,14 @@ def infer_result(
 
 
 def specs_of(val: Any) -> list[TensorSpec]:
-    """The tensors in what a node gives."""
+    """The tensors in the result of a node."""
     if isinstance(val, TensorSpec):
         return [val]
     return [leaf for leaf in pytree.tree_leaves(val) if isinstance(leaf, TensorSpec)]
 
 
 class _Call:
-    """What holds between the sizes at one call."""
+    """The relations between the sizes at one call."""
 
     def __init__(
         self, related: SizeRelations, node: fx.Node, scope: Scope, values: Sequence[Mapping[str, Any]]
@@ -311,7 +311,7 @@ class _Call:
                         self._related.constant(literal.name, value, self._scope)
                 positions, ranks = self._numbers(literal), len(self._values)
                 if name not in _SLICES and all(0 <= n < ranks for n in positions):
-                    # positions of ranks are no sizes, and what they index stays as long as it is
+                    # positions of ranks are not sizes, and the indexed dim keeps its size as long as they exist
                     indexed = (n for shape in (*operands, *results) for n in shape if n <= ranks)
                     self.sizes.pin(self._at(n) for n in {*positions, *indexed} if n > 1)
         if len(operands) == 1 and len(results) == 1:
@@ -334,14 +334,14 @@ class _Call:
         return self._related.at(self._scope, number)
 
     def _lists(self) -> list[list[int]]:
-        """The lists of numbers that the call is given: of splits, above all."""
+        """The lists of numbers among the arguments of the call: above all, splits."""
         given = (*self._node.args, *self._node.kwargs.values())
         return [
             list(one) for one in given if isinstance(one, (list, tuple)) and all(type(n) is int and n > 0 for n in one)
         ]
 
     def _listed(self) -> list[tuple[int, ...]]:
-        """The shapes of what the call is given in a list, those that it is given twice also twice."""
+        """The shapes of operands in lists; those passed twice also appear twice."""
         listed = next((arg for arg in self._node.args if isinstance(arg, (list, tuple))), ())
         return [spec.shape for read in listed if isinstance(read, fx.Node) for spec in self._related.specs(read)]
 
@@ -351,7 +351,7 @@ class _Call:
             return
         if sorted(n for n in before if n != 1) == sorted(n for n in after if n != 1):
             return
-        if self._node in self._related.beside:  # by member, of what collectives take and give
+        if self._node in self._related.beside:  # by member, of the operands and results of collectives
             self.sizes.pin(self._at(n) for n in {*before, *after} if n in self._related.ranks)
         for merged, split in merged_runs(before, after):
             left, right = [n for n in before[merged] if n != 1], [n for n in after[split] if n != 1]
@@ -359,7 +359,7 @@ class _Call:
                 self.sizes.multiply([self._at(n) for n in left], [self._at(n) for n in right])
 
     def _resized(self, operand: Sequence[int], result: Sequence[int]) -> None:
-        """A dim that is another one in the result is a part or a multiple of it."""
+        """A dim that differs in the result is a part or a multiple of it."""
         if len(operand) != len(result):
             return
         for before, after in zip(operand, result, strict=True):
@@ -371,7 +371,7 @@ class _Call:
                 self.sizes.pin([self._at(max(before, after))])
 
     def _parts(self, whole: Sequence[int], parts: Sequence[Sequence[int]]) -> None:
-        """The dim in which parts differ from the whole is the sum of theirs."""
+        """In the dim in which parts differ from the whole, the whole is the sum of the parts."""
         if any(len(part) != len(whole) for part in parts):
             return
         for place, size in enumerate(whole):
@@ -380,7 +380,7 @@ class _Call:
                 self.sizes.sum_up(self._at(size), [self._at(n) for n in own])
 
     def _slice(self, operand: Sequence[int], result: Sequence[int]) -> None:
-        """Positions are sums: the end of its start and of what lies between them."""
+        """Positions are sums: an end is the start plus the length in between."""
         names = [argument.name for argument in self._node.target._schema.arguments]  # type: ignore[union-attr]
         given = {**dict(zip(names, self._node.args, strict=False)), **self._node.kwargs}
         dim = given.get("dim", 0)
@@ -402,7 +402,7 @@ class _Call:
             self.sizes.sum_up(self._at(whole), [self._at(n) for n in own])
 
     def _numbers(self, literal: Any) -> list[int]:
-        """The numbers that a literal stands for, on all ranks."""
+        """The numbers that a literal represents, on all ranks."""
         if isinstance(literal, RankConstant):
             found = [values.get(literal.name) for values in self._values]
             flat = [n for one in found for n in (one if isinstance(one, (list, tuple)) else [one])]
@@ -412,7 +412,7 @@ class _Call:
 
 
 def literals_of(node: fx.Node, specs: Callable[[fx.Node], list[TensorSpec]]) -> list[Any]:
-    """The numbers in the arguments of a call that may be sizes or positions; rank constants among them."""
+    """The numbers in the arguments of a call that may be sizes or positions, including rank constants."""
     found: list[Any] = []
 
     def keep(value: Any) -> Any:
@@ -429,12 +429,12 @@ def mapped_literals(
     size: Callable[[Any], Any],
     compared: Callable[[Any], Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call, with the numbers in them changed that may be sizes or positions.
+    """The arguments of a call, with numbers replaced that may be sizes or positions.
 
     Args:
-        specs: the tensors that nodes give.
-        size: changes what the schema calls a symbolic integer.
-        compared: changes numbers that ops without operands, or on integers, are given.
+        specs: results of nodes. size:
+        replaces symbolic integers of the schema.
+        compared: replaces numbers in ops without operands, or on integers.
     """
     schema = getattr(node.target, "_schema", None)
     if schema is None:
@@ -453,7 +453,7 @@ def mapped_literals(
 
 
 def _on_numbers(node: fx.Node, specs: Callable[[fx.Node], list[TensorSpec]]) -> bool:
-    """Whether a scalar argument may be a size: of ops that make tensors, and of those that compare or offset integers."""
+    """Whether a scalar argument may be a size: for factory ops, and for ops that compare or offset integers."""
     given = [spec for read in node.all_input_nodes for spec in specs(read)]
     return bool(given or not node.all_input_nodes) and all(
         not spec.dtype.is_floating_point and not spec.dtype.is_complex for spec in given
@@ -472,7 +472,7 @@ def _symbolic(target: Any) -> frozenset[str]:
     return frozenset(name for name in _SYMBOLIC.findall(str(target._schema)) if not _NO_SIZES.fullmatch(name))
 
 
-#: Arguments of ops that make tensors or compare integers which may be sizes.
+#: Arguments that may be sizes, of factory ops and of ops that compare integers.
 _SCALARS = frozenset({"end", "start", "other", "length", "high", "low", "size"})
 
 

@@ -1,4 +1,4 @@
-"""Makes the twin of a program: the same graphs on small sizes."""
+"""Scales a program down: the same graphs with small sizes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tcverify.scaled_down.relations import (
 )
 from tcverify.scaled_down.sizes import SMALL, Size, Sizes
 
-#: How often sizes are chosen anew, after what was chosen did not fit.
+#: How often sizes are chosen again if they do not fit.
 ROUNDS = 24
 
 
 class _Misfit(Exception):
-    """A node does not fit the sizes that were chosen; `alike`: since these have become like others, which are not."""
+    """A node does not fit the chosen sizes; `alike`: because sizes became equal that must differ."""
 
     def __init__(self, node: str, sizes: Iterable[Size], alike: Sequence[Size] = ()) -> None:
         super().__init__(node)
@@ -40,13 +40,13 @@ class _Misfit(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Twins:
-    """Programs on small sizes.
+class ScaledPrograms:
+    """Programs with small sizes.
 
     Attributes:
-        programs: in the order of those that they are the twins of.
-        sizes: what the sizes of inputs became, by what they were; of some there are several.
-        wrong: of each program the first call whose operands do not fit together, at its real sizes.
+        programs: in the order of the given ones. sizes:
+        new sizes of inputs, by old size; some have several. wrong: for each
+        program, the first call whose operands do not fit together at the real sizes.
     """
 
     programs: tuple[Program, ...]
@@ -54,14 +54,14 @@ class Twins:
     wrong: tuple[str | None, ...]
 
 
-def twins_of(programs: Sequence[Program], small: int = SMALL) -> Twins:
-    """Make the twins of programs that are to be compared with each other: they read the same inputs, and return the same shapes.
+def scale_down(programs: Sequence[Program], small: int = SMALL) -> ScaledPrograms:
+    """Scale down programs that are to be compared with each other: they read the same inputs, and return the same shapes.
 
-    Views and shards go on fitting, and no size but 1 becomes 1. Where nothing can be made smaller, a twin is as large as its
-    program.
+    Views and shards keep fitting, and no size except 1 becomes 1. If nothing can be made smaller, a program keeps its
+    sizes.
 
     Args:
-        small: sizes up to this one stay, where they can.
+        small: sizes up to this one are kept, if possible.
 
     Raises:
         ProgramError: no choice of sizes fits.
@@ -78,11 +78,11 @@ def twins_of(programs: Sequence[Program], small: int = SMALL) -> Twins:
             for program, own in zip(programs, related, strict=True):
                 _require_apart(program, own, chosen)
         except _Misfit as misfit:
-            if misfit.alike and misfit.node not in kept:  # once: then they stay as they are
+            if misfit.alike and misfit.node not in kept:  # once: after that they are kept
                 for size in misfit.alike:
                     sizes.avoid(size, chosen[size])
             elif calls := {own.probed[misfit.node] for own in related if misfit.node in own.probed}:
-                plain |= calls  # fake kernels forgive what real ones do not; in all layers
+                plain |= calls  # fake kernels accept what real ones reject; in all layers
                 sizes, inputs, related = _related(programs, plain, small)
                 continue
             else:
@@ -93,7 +93,7 @@ def twins_of(programs: Sequence[Program], small: int = SMALL) -> Twins:
         for size in (size for dims in inputs.values() for size in dims):
             became.setdefault(sizes.number[size], set()).add(chosen[size])
         wrong = tuple(own.wrong for own in related)
-        return Twins(made, {n: tuple(sorted(small)) for n, small in sorted(became.items())}, wrong)
+        return ScaledPrograms(made, {n: tuple(sorted(small)) for n, small in sorted(became.items())}, wrong)
     raise ProgramError(f"no smaller sizes fit the program: nodes {', '.join(list(kept)[:5])} take others")
 
 
@@ -111,7 +111,7 @@ def _related(
 
 
 def _require_apart(program: Program, related: SizeRelations, chosen: Sequence[int]) -> None:
-    """Collectives that may meet, of ranks that run different graphs, must not come to agree. Raises `_Misfit`."""
+    """Collectives that may meet, of ranks that run different graphs, must not become equal. Raises `_Misfit`."""
     seen: dict[Any, tuple[Sequence[int], Sequence[Size]]] = {}  # by op and small shape: the first of earlier graphs
     for graph in program.graphs if len(program.graphs) > 1 else ():
         own: dict[Any, tuple[Sequence[int], Sequence[Size]]] = {}
@@ -131,11 +131,11 @@ def _require_apart(program: Program, related: SizeRelations, chosen: Sequence[in
 
 
 class _Scaling:
-    """One program on the sizes that were chosen."""
+    """One program with the chosen sizes."""
 
     def __init__(self, program: Program, related: SizeRelations, sizes: Sizes, chosen: Sequence[int]) -> None:
         self._program, self._related, self._chosen = program, related, chosen
-        self._somewhere: dict[int, int] = {}  # what a number became, wherever it is a size
+        self._somewhere: dict[int, int] = {}  # the new value of a number, wherever it is a size
         for size, small in enumerate(chosen):
             number = sizes.number[size]
             self._somewhere[number] = min(small, self._somewhere.get(number, small))
@@ -159,7 +159,7 @@ class _Scaling:
         return replace(program, graphs=tuple(graphs), ranks=bindings, inputs=inputs, sizes="real")
 
     def _input(self, spec: InputSpec) -> InputSpec:
-        """An input of the size that it becomes: what ranks hold shrinks as the whole does, or it does not fit."""
+        """An input at its new size: the parts of ranks shrink as the whole does, or it does not fit."""
         own = self._related.inputs[spec.name]
         shape = tuple(self._chosen[size] for size in own)
         made = replace(spec, shape=shape, recipe=self._recipe(spec, shape))
@@ -226,7 +226,7 @@ class _Scaling:
         return args, kwargs
 
     def _described(self, node: fx.Node, made: fx.Node, rank: int, constants: Mapping[str, Mapping[int, int]]) -> Any:
-        """What a node gives now. Raises `_Misfit` unless that is of the sizes that it should be."""
+        """The new result of a node. Raises `_Misfit` unless it has the expected sizes."""
         shapes = iter([tuple(self._chosen[size] for size in dims) for dims in self._related.of[node]])
 
         def resized(spec: Any) -> Any:
@@ -239,7 +239,7 @@ class _Scaling:
 
         true = self._related.vals[node]
         if _shapes(true) != _shapes(node.meta["val"]):
-            return map_structure(elsewhere, node.meta["val"])  # the metadata is wrong, and stays so
+            return map_structure(elsewhere, node.meta["val"])  # the metadata is wrong, and stays wrong
         wanted = map_structure(resized, true)
         if node.op != "call_function" or self._related.wrong is not None:
             return wanted
@@ -258,7 +258,7 @@ class _Scaling:
 
 
 def _mapped(value: Any, numbers: Mapping[int, int]) -> Any:
-    """What a number, or each of several, became."""
+    """The new value of a number, or of each of several."""
     if isinstance(value, (list, tuple)):
         return [_mapped(n, numbers) for n in value]
     if type(value) is not int:
@@ -270,4 +270,4 @@ def _shapes(value: Any) -> list[tuple[int, ...]]:
     return [spec.shape for spec in specs_of(value)]
 
 
-__all__ = ["Twins", "twins_of"]
+__all__ = ["ScaledPrograms", "scale_down"]

@@ -1,8 +1,8 @@
-"""Which sizes at a call are one, found by trying: what has to grow with an operand's dim, and what does.
+"""Finds which sizes at a call are equal by trying: which others have to grow with an operand's dim, and which do.
 
-Two sizes of one number need not be one: a weight may have as many rows as columns by chance. What an op does with either is asked
-of its shape inference, so that no table of ops is needed: on small stand-ins where these do as well, since kernels that have data
-say what does not fit, and those without forgive some of it.
+Two sizes with the same number need not be the same size: a weight may have as many rows as columns by chance. Shape inference
+shows what an op does with either, so no table of ops is needed. It runs on small stand-ins where possible, since kernels
+with data reject misfits, and fake ones accept some.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tcverify.ops import TensorSpec
 from tcverify.program.graph import map_structure
 from tcverify.scaled_down.sizes import Size, Sizes
 
-#: How many times as large a size is made.
+#: Factor by which a size is enlarged.
 TIMES = 3
 
 Shapes = Sequence[tuple[int, ...]]
@@ -28,11 +28,11 @@ class Probe:
 
     Attributes:
         operands: by name: the value, and the sizes of each of its tensors.
-        results: the shapes that the call gives.
-        literals: numbers that it is given, which may be sizes.
-        infer: gives the shapes of the results for other operands, by name, and with numbers that are no small ones changed so in
-            what else the call is given; None where they do not fit.
-        stand_ins: of numbers, in all that is tried.
+        results: the shapes that the call
+        returns. literals: numbers among its arguments, which may
+        be sizes. infer: returns the shapes of the results for other operands, by name, with the same replacement of larger
+            numbers in the other arguments; None if they do not
+        fit. stand_ins: of numbers, in all trials.
     """
 
     operands: Mapping[str, tuple[Any, Sequence[Sequence[Size]]]]
@@ -43,16 +43,16 @@ class Probe:
     stand_ins: Mapping[int, int] = field(default_factory=dict)
 
     def sizes_of_results(self) -> tuple[list[list[Size]], dict[int, Size]] | None:
-        """Return the sizes of the results, and of the literals, having tied what the call holds together.
+        """Return the sizes of the results, and of the literals, after tying sizes that the call relates.
 
         Returns:
-            None where trying does not tell.
+            None if probing is inconclusive.
         """
         small = self._small()
         return (small or self)._tried()
 
     def _small(self) -> Probe | None:
-        """The same on stand-ins, which are in the order of the numbers; None where the call does not take them."""
+        """The same with stand-ins, in the order of the numbers; None if the call rejects them."""
         found = {self.sizes.number[size] for _, dims in self.operands.values() for size in itertools.chain(*dims)}
         found.update(self.literals, *self.results)
         least = max((n for n in found if n <= self.sizes.small), default=1) + 1
@@ -91,7 +91,7 @@ class Probe:
         return made, {number: self._as(number, kind) for number, kind in literal.items()}
 
     def _grown(self, kinds: Sequence[Size], literals: Collection[int]) -> Shapes | None:
-        """The shapes of the results where these are larger; None unless some grow as they do, and the others stay."""
+        """The shapes of the results with these sizes enlarged; None unless some grow as they do, and the others are unchanged."""
 
         def number(n: int) -> int:
             return self._as_tried(n) * (TIMES if n in literals else 1)
@@ -118,7 +118,7 @@ class Probe:
         return map_structure(larger, value)
 
     def _causes(self, grown: Mapping[tuple[Size, ...], Shapes]) -> list[list[Size | None]] | None:
-        """What each dim of the results grows with; None where one grows with several, or comes from nowhere."""
+        """What each dim of the results grows with; None if one grows with several, or is unrelated."""
         found: list[list[Size | None]] = []
         for number, shape in enumerate(self.results):
             found.append([])
@@ -140,7 +140,7 @@ class Probe:
 
 
 def _together(numbers: Mapping[Size, int]) -> list[tuple[Size, ...]]:
-    """What may grow together: one kind, two of one number, or all of it."""
+    """Candidates for sizes that grow together: one kind, two of the same number, or all of it."""
     by_number: dict[int, list[Size]] = {}
     for kind, number in numbers.items():
         by_number.setdefault(number, []).append(kind)

@@ -1,8 +1,8 @@
-"""Chooses small numbers for the sizes of a program, such that what holds between the sizes goes on holding.
+"""Chooses small numbers for the sizes of a program, such that the relations between sizes are preserved.
 
-Each size is a variable; of variable v, which is n now, r(v) · n is what it becomes. Variables that are tied share r; where a view
-merges or splits dims, the products of r agree, so that log r solves linear equations; sums stay sums. Of the solutions one is
-taken that makes all sizes small and whole.
+Each size is a variable; variable v with the value n becomes r(v) · n. Tied variables share r; if a view merges or splits
+dims, the products of r agree, so that log r solves linear equations; sums stay sums. Among the solutions, one is chosen
+that makes all sizes small integers.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-#: Sizes up to this one stay, if there is memory: numbers of heads, experts and ranks mean more than that they are equal.
+#: Sizes up to this one are kept, if there is memory: numbers of heads, experts and ranks mean more than equality.
 SMALL = 8
 
-#: The least that a larger size becomes: of one element a norm is the sign.
+#: Smallest new value of a larger size: the norm of one element is its sign.
 LEAST = 2
 
-#: What is tried for what sizes of one kind have in common, if that is larger.
+#: Candidates for the common factor of sizes of one kind, if that is larger.
 TRIED = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 
 #: A variable.
@@ -28,10 +28,10 @@ Size = int
 
 
 class Sizes:
-    """What is known of the sizes of programs.
+    """The relations between the sizes of programs.
 
     Args:
-        small: sizes up to this one stay.
+        small: sizes up to this one are kept.
     """
 
     def __init__(self, small: int = SMALL) -> None:
@@ -44,7 +44,7 @@ class Sizes:
         self._sums: list[tuple[Size, tuple[Size, ...]]] = []
 
     def new(self, number: int) -> Size:
-        """A variable of this number."""
+        """A variable with this value."""
         made = len(self.number)
         self.number.append(number)
         self._above.append(made)
@@ -53,33 +53,33 @@ class Sizes:
         return made
 
     def pin(self, sizes: Iterable[Size]) -> None:
-        """Let sizes stay what they are."""
+        """Keep sizes unchanged."""
         self._pinned.update(sizes)
 
     def avoid(self, size: Size, number: int) -> None:
-        """Let a size become something else than this number, where there is a choice."""
+        """Let a size differ from this number, if there is a choice."""
         self._avoided.setdefault(size, set()).add(number)
 
     def tie(self, first: Size, *others: Size) -> None:
-        """Let sizes be scaled alike."""
+        """Scale sizes by the same factor."""
         for other in others:
             a, b = self._top(first), self._top(other)
             if a != b:
                 self._above[b] = a
 
     def kind(self, size: Size) -> Size:
-        """What sizes that are scaled alike have in common."""
+        """The common factor of sizes that are scaled alike."""
         return self._top(size)
 
     def multiply(self, left: Sequence[Size], right: Sequence[Size]) -> None:
-        """Let two products stay equal."""
+        """Keep two products equal."""
         if len(left) == len(right) == 1:
             self.tie(left[0], right[0])
         else:
             self._products.append((tuple(left), tuple(right)))
 
     def sum_up(self, whole: Size, parts: Sequence[Size]) -> None:
-        """Let a size stay the sum of others."""
+        """Keep a size the sum of others."""
         terms = tuple(part for part in parts if self.number[part])
         if len(terms) == 1:
             self.tie(whole, terms[0])
@@ -96,7 +96,7 @@ class Sizes:
     # ------------------------------------------------------------------------------------------------------ solution
 
     def solve(self) -> list[int]:
-        """The number that each variable becomes."""
+        """The new value of each variable."""
         sums = self._tied()
         fixed = self._fixed()
         members: dict[Size, set[int]] = {}
@@ -127,7 +127,8 @@ class Sizes:
     def _later(
         self, sums: Sequence[tuple[Size, tuple[Size, ...]]], fixed: Collection[Size], linked: Collection[Size]
     ) -> dict[Size, tuple[int, tuple[tuple[Size, int], ...]]]:
-        """Of which kinds one size is a sum of others: a whole, or a part of which nothing else is known, as what is left."""
+        """The kinds of which one size is a sum of others: a whole, or a part that is otherwise unconstrained, as
+        the remainder."""
         later: dict[Size, tuple[int, tuple[tuple[Size, int], ...]]] = {}
         times = Counter(self._top(part) for _, parts in sums for part in parts)
         for whole, parts in sums:
@@ -147,7 +148,7 @@ class Sizes:
         return {self._top(size) for size in self._pinned}
 
     def _tied(self) -> list[tuple[Size, tuple[Size, ...]]]:
-        """Tie what products and sums say is scaled alike; returns the sums that are left."""
+        """Tie sizes that products and sums require to scale alike; returns the remaining sums."""
         left = list(self._sums)
         before = -1
         while before != (before := len({self._top(size) for size in range(len(self.number))}) + len(left)):
@@ -169,7 +170,7 @@ class Sizes:
         return left
 
     def _tie_like_sums(self, sums: Sequence[tuple[Size, tuple[Size, ...]]]) -> None:
-        """Where one size is the sum of the same numbers twice, these are the same sizes: buckets are filled and emptied so."""
+        """If one size is the sum of the same numbers twice, these are the same sizes: buckets are filled and emptied that way."""
         known: dict[Any, tuple[Size, ...]] = {}
         for whole, parts in sums:
             numbers = tuple(self.number[part] for part in parts)
@@ -192,13 +193,13 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What sizes become once the ratios of the free kinds are chosen.
+    """The new sizes once the ratios of the free kinds are chosen.
 
     Attributes:
         members: the numbers of each kind.
         solved: kinds whose ratio is a product of powers of those of others.
-        later: kinds of which one number is the sum of others: that number, and the kind and number of each of these, below
-            zero where it is taken away.
+        later: kinds of which one number is the sum of others: that number, and the kind and number of each of these,
+            negative if it is subtracted.
     """
 
     members: Mapping[Size, Sequence[int]]
@@ -206,7 +207,7 @@ class _Choice:
     later: Mapping[Size, tuple[int, tuple[tuple[Size, int], ...]]]
 
     def ratios(self, chosen: Mapping[Size, Fraction]) -> dict[Size, Fraction] | None:
-        """The ratios of all kinds, those that stay what they are aside; None where sizes are not whole, or too small."""
+        """The ratios of all kinds except unchanged ones; None if sizes are not integers, or too small."""
         known = dict(chosen)
         made: dict[Size, Fraction] = {}
 
@@ -256,13 +257,13 @@ class _Choice:
 def _solved(
     rows: Sequence[dict[Size, Fraction]], number: Mapping[Size, int], kept: Collection[Size]
 ) -> dict[Size, dict[Size, Fraction]]:
-    """Solve linear equations for the largest sizes: what each is, in terms of those that are left free.
+    """Solve linear equations for the largest sizes: each in terms of the free ones.
 
     Args:
-        kept: what they are not solved for.
+        kept: variables that stay free.
     """
     solved: dict[Size, dict[Size, Fraction]] = {}
-    readers: dict[Size, set[Size]] = {}  # by what is free: what is told in terms of it
+    readers: dict[Size, set[Size]] = {}  # by free variable: the variables expressed through it
     for row in rows:
         reduced = _substituted(row, solved)
         candidates = [top for top in reduced if top not in kept]

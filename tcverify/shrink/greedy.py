@@ -14,15 +14,15 @@ class OutOfTime(Exception):
 
 
 class Greedy:
-    """The smallest program so far, and what has been asked.
+    """The smallest program so far, and the programs tried.
 
     Args:
         shows: the predicate; see `reduce`.
-        deadline: on the monotonic clock; nothing is asked after it.
+        deadline: on the monotonic clock; nothing is tried after it.
 
     Attributes:
-        program: the smallest program so far; whoever keeps an edit sets it.
-        trials: how many programs were asked about.
+        program: the smallest program so far; set by the code that accepts an
+        edit. trials: number of programs tried.
     """
 
     program: Program
@@ -42,7 +42,7 @@ class Greedy:
         """Whether a program shows what is looked for. What did not is not asked about again. Raises `OutOfTime`."""
         try:
             identity = program_id(program)
-        except NotSerialisable:  # it cannot be told from others: asked about as often as it is met
+        except NotSerialisable:  # it has no identity: tried as often as it occurs
             identity = ""
         if identity in self._refused:
             return False

@@ -106,17 +106,17 @@ def reduce(
     """Make a program smaller as long as `shows` holds, until no move makes it smaller.
 
     Large programs are cut first (see `cut_down`), so that moves are tried on a window of them. Moves drop outputs, nodes, inputs,
-    ranks and mesh dims, shrink sizes, and make values, placements, dtypes, constants and costs plain. What a value is replaced by
-    has its shape and dtype and is equal on all ranks on which the value was. Metadata that was right is renewed, metadata that
-    was missing or wrong stays so. Deterministic, where `shows` is.
+    ranks and mesh dims, shrink sizes, and make values, placements, dtypes, constants and costs plain. A replacement of a value
+    has its shape and dtype and is equal on all ranks on which the value was. Correct metadata is renewed, missing
+    or wrong metadata stays so. Deterministic if `shows` is.
 
     Args:
         program: one for which `shows` holds; any program, whatever its graphs hold.
-        shows: a predicate; programs that do not run are among those that it is asked about, and must be refused.
-        deadline: on the monotonic clock; `shows` is not asked after it.
+        shows: a predicate; it is also called for programs that do not run, and must reject them.
+        deadline: on the monotonic clock; `shows` is not called after it.
         suspects: names of nodes of the program near which `shows` finds what it looks for, the likeliest first (see
             `suspects_of`); they save trials where the program is large.
-        moves: what is tried.
+        moves: the moves to try.
     """
     placed = reduce_placed(program, shows, deadline)
     if placed is not None:

@@ -3,28 +3,28 @@
 | name | draws |
 |---|---|
 | structured | tensor-parallel transformers of 1 to 4 layers |
-| near-miss | structured programs with up to three mutations, each of which a pass may stumble over |
-| aimed | small programs: a pattern of sequence parallelism up to some element, and something unusual there |
+| near-miss | structured programs with up to three mutations, each of which may break a pass |
+| aimed | small programs: a pattern of sequence parallelism up to some element, and an unusual change there |
 | moe | layers with mixture of experts, and attention that every rank computes in full |
 | wild | typed random graphs without the structure of a model |
 | overlap | branches of compute and communication that hardly depend on each other, with costs of their ops and stream settings |
 | functional | programs whose collectives start and are waited for later, with opaque communication and writes around them |
 | data-parallel | functional programs that begin with layers, their gradients and the reductions of those |
-| traced | functional programs as compilers have them behind AOTAutograd: nothing is written into, nothing is opaque |
-| peephole | small patterns that could be less: collectives alike but for one thing, in chains, divided; views, dead code |
+| traced | functional programs as compilers get them from AOTAutograd: no writes, no opaque ops |
+| peephole | small patterns that can be simplified: collectives with one difference, in chains, divided; views, dead code |
 | gram | rows that are gathered for Gram matrices of them, and divided again, as optimizers do with divided gradients |
-| async-tp | functional programs that begin with products in chunks, each beside the collective of another |
+| async-tp | functional programs that begin with chunked matrix products, each overlapped with the collective of another |
 | bucketing | many small collectives of several kinds, groups and dtypes, in functional graphs |
 | effects | opaque sends, receives and barriers among collectives, which some ranks do in another order |
 | fsdp | layers whose parameters are gathered, used and freed, and gradients that are reduced and scattered |
 | sequence-functional | tensor-parallel layers on functional collectives, with norms as compilers capture them |
 | compiled | functional programs, as compilers hand them to their passes: copies into inputs at the end |
-| resharding | tensors that are brought from mesh to mesh, divided anew, reduced, and computed with in between |
-| dtensor | ops of all kinds on whole tensors, with placements for DTensor to divide them by |
+| resharding | tensors that are moved between meshes, resharded, reduced, and computed with in between |
+| dtensor | ops of all kinds on whole tensors, with placements for DTensor to shard them by |
 | mixed | most of these, with costs and stream settings; a third are structured, close to a fifth asynchronous |
 
-Every drawn program is well-typed: it runs in lockstep on every rank, and its outputs are finite. Its metadata is right, unless
-`with_hostile_metadata` is asked for.
+Every drawn program is well-typed: it runs in lockstep on every rank, and its outputs are finite. Its metadata is correct, unless
+`with_hostile_metadata` is used.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def decode(mesh: Mesh, choices: bytes) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Makes programs of bytes, as `decode` does.
+    """Builds programs from bytes, as `decode` does.
 
     Attributes:
         width: how many bytes it reads.
@@ -111,7 +111,7 @@ _ASYNCHRONOUS = {
 #: Programs whose tensors carry layouts.
 _PLACED = {"resharding": Decoder(decode_resharding, RESHARDING_WIDTH)}
 
-#: What the first byte of a mixed program picks from: blocking collectives, simplest first, then layouts, and in the end
+#: Choices of the first byte of a mixed program: blocking collectives, simplest first, then layouts, and in the end
 #: asynchronous ones.
 _BLOCKING = weighted_table(("structured", 8), ("near-miss", 4), ("aimed", 2), ("wild", 2), ("overlap", 3))
 _SHARES = (
@@ -127,7 +127,7 @@ def _decode_mixed(mesh: Mesh, choices: bytes, *, any_mesh: bool = True) -> Progr
     """Decode bytes.
 
     Args:
-        any_mesh: whether only the number of ranks counts, so that programs may lie on meshes of their own.
+        any_mesh: whether only the number of ranks counts, so that programs may use other meshes.
     """
     part = _SHARES[(choices[0] if choices else 0) % len(_SHARES)]
     if part in _PLACED and not any_mesh:
@@ -140,7 +140,7 @@ def _decode_mixed(mesh: Mesh, choices: bytes, *, any_mesh: bool = True) -> Progr
 #: Strategies whose programs come with costs.
 _TIMED = ("overlap", *_ASYNCHRONOUS)
 
-#: What turns bytes into programs, by the name of the strategy.
+#: Decoders from bytes to programs, by the name of the strategy.
 DECODERS: dict[str, Decoder] = {
     **_PARTS,
     **_ASYNCHRONOUS,
@@ -178,8 +178,8 @@ def _programs(name: str, mesh: Mesh | None, world_size: int | None) -> st.Search
     def decode_with_mesh(choices: bytes) -> Program:
         return decoder.decode(listed[choices[0] % len(listed)], choices[1:])
 
-    # One draw of bytes, the mesh included. Among integers Hypothesis would mix constants that it finds in source files, and
-    # a seed would draw other programs whenever some module changes.
+    # One draw of bytes, the mesh included. For integers, Hypothesis would add constants that it finds in source files, so that a
+    # seed would draw different programs after any change of a module.
     return st.binary(min_size=decoder.width + 1, max_size=decoder.width + 1).map(decode_with_mesh)
 
 
@@ -198,7 +198,7 @@ class _Drawing(Protocol):
 
 
 def _drawing(name: str, what: str) -> _Drawing:
-    """Return what makes the strategy of this name."""
+    """Return the factory of the strategy of this name."""
 
     def programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
         return _programs(name, mesh, world_size)
@@ -230,7 +230,7 @@ compiled_programs = _drawing("compiled", "functional programs, as compilers hand
 
 
 def resharding_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw programs whose tensors lie on meshes of their own.
+    """Draw programs whose tensors have their own meshes.
 
     Args:
         mesh: of which the number of ranks counts.
@@ -246,7 +246,7 @@ def resharding_programs(mesh: Mesh | None = None, world_size: int | None = None)
     return st.binary(min_size=width + 1, max_size=width + 1).map(decode_with_size)
 
 
-#: Strategies by the name that `--strategy` takes; each is called as `transformer_programs` is.
+#: Strategies by the name that `--strategy` takes; each is called like `transformer_programs`.
 STRATEGIES: Registry[Callable[..., st.SearchStrategy[Program]]] = named.STRATEGIES
 
 
@@ -254,12 +254,12 @@ def register_strategy(name: str, programs: Factory) -> None:
     """Add a strategy of your own: `--strategy` and `programs=` of `verifies` can name it.
 
     Args:
-        name: what it is called. A strategy of yours with this name is replaced.
-        programs: called as `transformer_programs` is, with `mesh` and `world_size`, one of them None; returns a Hypothesis
+        name: its name. An earlier registration of this name is replaced.
+        programs: called like `transformer_programs`, with `mesh` and `world_size`, one of them None; returns a Hypothesis
             strategy of programs on that mesh, or of that many ranks.
 
     Raises:
-        UsageError: the name is taken or cannot be one, or `programs` cannot be called.
+        UsageError: the name is taken or invalid, or `programs` is not callable.
 
     Example:
         >>> def sums(mesh=None, world_size=None):
@@ -280,7 +280,7 @@ def programs_of(name: str, mesh: Mesh | None = None, world_size: int | None = No
     """Return the strategy of this name for a mesh or a number of ranks.
 
     Args:
-        name: also one that `join_strategy_names` has made.
+        name: also a combination from `join_strategy_names`.
 
     Raises:
         As `make_strategy` does.

@@ -1,8 +1,8 @@
-"""What a program is drawn as: one byte per choice, decoded totally.
+"""The choices of a program: one byte per choice, decoded totally.
 
-A program is a header and one record per block, all of fixed width, so that shrinking one choice leaves the meaning of all
-others alone. A byte picks from a table modulo its length; entry 0 is the simplest, so that a byte of 0 switches its part off.
-An entry stands in a table as often as it is likely.
+A program is a header and one record per block, all of fixed width, so that shrinking one choice does not change the meaning
+of others. A byte selects from a table modulo its length; entry 0 is the simplest, so that a byte of 0 switches its part off.
+More likely entries occur several times in a table.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _Table = tuple[Any, ...]
 
 
 def weighted_table(*entries: tuple[Any, int]) -> _Table:
-    """A table in which each entry stands as often as said."""
+    """A table in which each entry occurs the given number of times."""
     return tuple(entry for entry, times in entries for _ in range(times))
 
 
 @dataclass(frozen=True, slots=True)
 class TransformerSetting:
-    """What holds for a whole program; see `HEADER` for the values.
+    """Settings of a whole program; see `HEADER` for the values.
 
     Attributes:
         layers: attention and MLP blocks, in turn, count as one layer.
@@ -31,7 +31,7 @@ class TransformerSetting:
         sequence: (a, b) for S = a·n + b with n ranks in the largest tp group, at least 1; None for S = H.
         hidden: H.
         dtypes: "f32", "bf16", or bf16 with float32 in norm weights, the residual, or the collectives.
-        entry: what x is and what becomes of it before the first block.
+        entry: what x is and how it is processed before the first block.
         data: how activations are placed over dp.
         eps: of all norms.
         degenerate: recipe of the activations of a degenerate program, else None.
@@ -67,11 +67,11 @@ class BlockChoices:
         region: where markers and copies stand.
         norm: how residual and norm follow.
         residual: which residual is added.
-        users: who else reads the collective's result.
-        inside: whether they read it behind the marker.
+        users: other readers of the collective's result.
+        inside: whether they read it after the marker.
         twin: whether addends whose sum is normed are also summed over the mesh's other dim, where it has one and its groups
             have several ranks; that sum is normed and returned.
-        keep: what is returned beside the last value.
+        keep: what is returned besides the last value.
         tie: whether weights of earlier blocks are used again.
         mask: whether attention has a mask.
         linear: how the row-parallel projection back to H is quantised, where there is one.
@@ -99,7 +99,7 @@ class BlockChoices:
 
 _BYTE = tuple(range(256))
 
-#: Per field of `TransformerSetting`, what its byte picks from.
+#: Per field of `TransformerSetting`, the table of its byte.
 HEADER: dict[str, _Table] = {
     "layers": weighted_table((1, 6), (2, 5), (3, 3), (4, 1)),
     "layout": weighted_table(("flat", 6), ("bsh", 7), ("sbh", 2)),
@@ -128,7 +128,7 @@ HEADER: dict[str, _Table] = {
 ATTENTION = weighted_table(("none", 2), ("direct", 4), ("row", 2), ("bare-attention", 1), ("attention", 7))
 MLP = weighted_table(("none", 2), ("direct", 3), ("row", 2), ("bare-silu", 1), ("silu", 3), ("gelu", 3), ("swiglu", 3))
 
-#: Per field of `BlockChoices`, what its byte picks from; `mixer` from ATTENTION or MLP.
+#: Per field of `BlockChoices`, the table of its byte; `mixer` uses ATTENTION or MLP.
 BLOCK: dict[str, _Table] = {
     "mixer": ATTENTION,
     "width": _BYTE,
@@ -164,7 +164,7 @@ _HEADER = tuple(HEADER.values())
 
 
 def decode_choices(choices: bytes) -> tuple[TransformerSetting, tuple[BlockChoices, ...]]:
-    """Decode `WIDTH` bytes, whatever they are. Bytes that are missing count as 0, further ones are not read."""
+    """Decode any `WIDTH` bytes. Missing bytes count as 0, additional ones are ignored."""
     choices = choices.ljust(WIDTH, b"\0")
     setting = TransformerSetting(*(table[byte % len(table)] for table, byte in zip(_HEADER, choices, strict=False)))
     blocks = []
@@ -177,7 +177,7 @@ def decode_choices(choices: bytes) -> tuple[TransformerSetting, tuple[BlockChoic
 
 
 def encode_choices(setting: dict[str, Any], blocks: list[dict[str, Any]]) -> bytes:
-    """Return the choices that decode to these fields; fields that are left out get the simplest value. For tests.
+    """Return the choices that decode to these fields; omitted fields get the simplest value. For tests.
 
     Raises:
         ValueError: a table has no such value.

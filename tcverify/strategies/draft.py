@@ -1,4 +1,4 @@
-"""A program on its way: inputs, and steps over numbered values, which are the same for all ranks."""
+"""A program under construction: inputs, and steps over numbered values, which are the same for all ranks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 UNIFORM = Recipe()
 
-#: Results that a step may have at most.
+#: Largest number of results of a step.
 MOST_RESULTS = 4096
 
 
 class NoSite(Exception):
-    """The program has no place for what was to be written."""
+    """The program has no place for the intended step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class TokenLayout:
 
 @dataclass(frozen=True, slots=True)
 class DraftValue:
-    """What an input or a step of the draft makes: a tensor, or several.
+    """The result of an input or a step of the draft: a tensor, or several.
 
     Attributes:
         number: of the input or step.
         dtype: of its elements.
-        layout: of its tokens, where they are activations of a transformer.
+        layout: of its tokens, if they are activations of a transformer.
         rms: roughly, the root mean square of its elements; weights are scaled by it.
         dense: whether it is row-major, so that it can be viewed.
     """
@@ -59,7 +59,7 @@ class DraftValue:
 
 @dataclass(frozen=True, slots=True)
 class PerRank:
-    """Stands in arguments for an integer, or list of integers, that depends on the rank; equal ones have one name."""
+    """Placeholder in arguments for an integer, or list of integers, that depends on the rank; equal ones share a name."""
 
     name: str
     of: Callable[[int], Any]
@@ -67,12 +67,12 @@ class PerRank:
 
 @dataclass(frozen=True, slots=True)
 class DraftGroup:
-    """Stands in arguments for the rank's group of a mesh dim."""
+    """Placeholder in arguments for the rank's group of a mesh dim."""
 
     dim: str
 
 
-#: Stands in arguments for the rank's number.
+#: Placeholder in arguments for the rank's number.
 RANK = PerRank("rank", lambda rank: rank)
 
 _SLICE = torch.ops.aten.slice.Tensor
@@ -83,9 +83,9 @@ class DraftStep:
     """A call of the draft.
 
     Attributes:
-        at: where it stands: steps run in this order, those of one place in the order in which they were added.
-        on: where set, the step stays as long as that value is needed, although nobody may read its result: it writes.
-        only: ranks that run it; None means all. What such a step makes, nothing else reads.
+        at: its position: steps run in this order; those at one position in the order in which they were added.
+        on: if set, the step is kept as long as that value is needed, even if its result is unused: it writes. only:
+        ranks that run it; None means all. The result of such a step is not read elsewhere.
         reads: numbers of its operands.
     """
 
@@ -105,11 +105,11 @@ class DraftStep:
 
 @dataclass(slots=True)
 class ProgramDraft:
-    """Collects inputs and steps. What they make is inferred when it is asked for, once for all ranks of equal shapes.
+    """Collects inputs and steps. Their results are inferred on demand, once for all ranks of equal shapes.
 
     Attributes:
-        scope: labels of what is being written; they go into the program's.
-        behind: the value behind which further steps stand; None puts them at the end.
+        scope: labels of the current part; they are added to the program's.
+        behind: the value after which further steps are placed; None puts them at the end.
     """
 
     mesh: Mesh
@@ -159,7 +159,7 @@ class ProgramDraft:
         only: frozenset[int] | None = None,
         **kwargs: Any,
     ) -> DraftValue:
-        """Add a call of `op`, which nothing checks yet.
+        """Add a call of `op`, without checks.
 
         Args:
             like: has the dtype, layout and size of the result; by default the first operand.
@@ -179,7 +179,7 @@ class ProgramDraft:
         return self.call("getitem", value, index, labels=labels)
 
     def typed_call(self, op: str, *args: Any, **kwargs: Any) -> DraftValue:
-        """Add a call as `call` does. Raises NoSite, and adds nothing, where some rank cannot run it."""
+        """Add a call as `call` does. Raises NoSite, and adds nothing, if some rank cannot run it."""
         made = ProgramDraft.call(self, op, *args, **kwargs)
         try:
             found = self.specs(made)[0]
@@ -193,7 +193,7 @@ class ProgramDraft:
         return made
 
     def _admit(self, number: int) -> None:
-        """Raise NoSite where a new step fits by its shapes, but not otherwise."""
+        """Raise NoSite if a new step fits by its shapes, but not otherwise."""
 
     def _place(self, value: DraftValue) -> int:
         maker = self._makers[value.number]
@@ -207,7 +207,7 @@ class ProgramDraft:
         return maker if isinstance(maker, DraftStep) else None
 
     def steps(self, result: Any) -> list[tuple[DraftValue, DraftStep]]:
-        """The steps that `result` needs, in order, and what they make."""
+        """The steps that `result` needs, in order, and their results."""
         found = []
         for number in self._order(self._live(result)):
             maker = self._makers[number]
@@ -216,7 +216,7 @@ class ProgramDraft:
         return found
 
     def change(self, value: DraftValue, **fields: Any) -> None:
-        """Change fields of the step that makes `value`; it gets the labels of `scope` besides its own."""
+        """Change fields of the step that makes `value`; it gets the labels of `scope` as well."""
         step = self._makers[value.number]
         if not isinstance(step, DraftStep):
             raise InternalError("an input of a draft cannot be changed")
@@ -224,7 +224,7 @@ class ProgramDraft:
         self._specs.clear()
 
     def redirect(self, old: DraftValue, new: DraftValue) -> None:
-        """Let the steps that read `old` read `new`, except those that `new` depends on."""
+        """Make the steps that read `old` read `new`, except those that `new` depends on."""
         before = self._live(new, effects=False)
 
         def turned(arg: Any) -> Any:
@@ -240,7 +240,7 @@ class ProgramDraft:
         self._specs.clear()
 
     def state(self) -> Any:
-        """What `restore` takes to undo what has been written, and changed, since."""
+        """The state that `restore` needs to undo later changes."""
         return _contents(self)
 
     def restore(self, state: Any) -> None:
@@ -267,7 +267,7 @@ class ProgramDraft:
         return self._specs[value.number]
 
     def spec(self, value: DraftValue, rank: int = 0) -> TensorSpec:
-        """What a tensor is on a rank. Raises NoSite for what is none."""
+        """The spec of a tensor on a rank. Raises NoSite if it is not a tensor."""
         specs = self.specs(value)
         found = specs[next(number for number, ranks in enumerate(self._classes) if rank in ranks) if rank else 0]
         if not isinstance(found, TensorSpec):
@@ -275,7 +275,7 @@ class ProgramDraft:
         return found
 
     def shape(self, value: DraftValue) -> tuple[int, ...]:
-        """Shape of a tensor. Raises NoSite for what is none, and where ranks differ in it."""
+        """Shape of a tensor. Raises NoSite if it is not a tensor, or ranks differ in its shape."""
         shapes = {spec.shape if isinstance(spec, TensorSpec) else None for spec in self.specs(value)}
         found = shapes.pop()
         if shapes or found is None:
@@ -302,7 +302,7 @@ class ProgramDraft:
         self._typed_inputs = len(self._inputs)
 
     def _infer(self, number: int, maker: InputSpec | DraftStep) -> tuple[Any, ...]:
-        """What an input or step makes on each class of ranks. Its storages have the same numbers on all."""
+        """The result of an input or step on each class of ranks. Its storages have the same numbers on all."""
         storage = number * MOST_RESULTS
         if isinstance(maker, InputSpec):
             shapes = [maker.local_shape(self.mesh, ranks[0]) for ranks in self._classes]
@@ -315,7 +315,7 @@ class ProgramDraft:
         target = resolve(maker.op)
 
         def infer_on(rank: int, known: int) -> Any:
-            """What the step makes on a rank, one of class `known`."""
+            """The result of the step on a rank of class `known`."""
 
             def fill(arg: Any) -> Any:
                 return self._specs[arg.number][known] if isinstance(arg, DraftValue) else self._constant(arg, rank)
@@ -332,7 +332,7 @@ class ProgramDraft:
                 alike = not varies and operands[known] == operands[known - 1]
                 inferred.append(inferred[-1] if alike else infer_on(ranks[0], known))
         if target is _SLICE and any(isinstance(arg, PerRank) for arg in maker.args):
-            # Bounds may have been chosen for an operand that has become smaller since.
+            # Bounds may have been chosen for an operand that has become smaller since then.
             for known, ranks in enumerate(self._classes):
                 if any(infer_on(rank, known).shape != inferred[known].shape for rank in ranks[1:]):
                     raise ShapeError(f"{maker.op}: the chunks of ranks differ in shape")
@@ -344,9 +344,9 @@ class ProgramDraft:
     def _require_agreement(self, step: DraftStep, op: Op, inferred: Sequence[Any]) -> None:
         """Raise ShapeError unless the members of each group of a collective contribute equal shapes."""
         if op.group is not None and "all_to_all" in step.op:
-            return  # its arguments say how much each member sends to each
+            return  # its arguments determine how much each member sends to each
         numbers = {rank: number for number, ranks in enumerate(self._classes) for rank in ranks}
-        if "compute" in op.resources:  # what it sends is what it has computed, of the shape of its result
+        if "compute" in op.resources:  # it sends a computed value of the shape of its result
             contributed = [inferred]
         else:
             contributed = [self._specs[value.number] for value in leaves(step.args[:1], DraftValue)]
@@ -357,7 +357,7 @@ class ProgramDraft:
                     raise ShapeError(f"{step.op}: the members of {members} contribute different shapes")
 
     def _members(self, step: DraftStep, op: Op, rank: int) -> Sequence[int]:
-        """The group of a collective; empty for what goes between two ranks."""
+        """The group of a collective; empty for communication between two ranks."""
         over = step.args[-1]
         if op.group is not None:
             return self.mesh.dim(over).group(rank)
@@ -374,7 +374,7 @@ class ProgramDraft:
     def program(self, result: Any, seed: int, labels: Iterable[str]) -> Program:
         """Build the program that returns `result`: a value or nested tuples, lists and dicts of values.
 
-        What the result does not need is left out, and so are its labels.
+        Steps that the result does not need are dropped, with their labels.
         """
         steps = [(number, self._makers[number]) for number in self._order(self._live(result))]
         inputs = [maker for _, maker in steps if isinstance(maker, InputSpec)]
@@ -416,7 +416,7 @@ class ProgramDraft:
         return nodes
 
     def _live(self, result: Any, effects: bool = True) -> set[int]:
-        """Numbers of what `result` needs, steps that write into it included."""
+        """Numbers of what `result` needs, including steps that write into it."""
         live: set[int] = set()
         writers = [
             (number, maker.on.number)
@@ -435,7 +435,7 @@ class ProgramDraft:
         return live
 
     def _order(self, numbers: set[int]) -> list[int]:
-        """Inputs and other operands first, then by place, then by number."""
+        """Inputs and other operands first, then by position, then by number."""
         readers: dict[int, list[int]] = {}
         missing: dict[int, int] = {}
         ready: list[tuple[int, int]] = []
@@ -464,7 +464,7 @@ class ProgramDraft:
 
 
 def fork(writer: T) -> T:
-    """A copy of a writer, with lists, dicts and a draft of its own, that can be changed apart from it."""
+    """A copy of a writer, with its own lists, dicts and draft, that can be changed independently."""
     made = copy(writer)
     for name, value in _contents(writer).items():
         setattr(made, name, fork(value) if isinstance(value, ProgramDraft) else value)
@@ -472,7 +472,7 @@ def fork(writer: T) -> T:
 
 
 def attempt(writer: Any, write: Callable[..., object], *args: Any) -> bool:
-    """Call `write(writer, *args)`. Where that does not fit, the writer and its draft are as they were before."""
+    """Call `write(writer, *args)`. If that does not fit, the writer and its draft are restored."""
     before, draft = _contents(writer), writer.draft.state()
     try:
         write(writer, *args)

@@ -1,4 +1,4 @@
-"""Programs that no well-behaved compiler hands to a pass: their metadata is missing or wrong."""
+"""Programs that no well-behaved compiler passes on: their metadata is missing or wrong."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def with_hostile_metadata(programs: st.SearchStrategy[Program]) -> st.SearchStra
 
 
 def spoil(program: Program, how: int, where: int) -> Program:
-    """Write into the metadata of a program that nobody else holds.
+    """Corrupt the metadata of a program that is not shared.
 
     Args:
-        how: 0 leaves the program as it is; 1 and 2 drop the metadata of one node and of all nodes; 3 to 5 give a node the
+        how: 0 leaves the program unchanged; 1 and 2 drop the metadata of one node and of all nodes; 3 to 5 give a node the
             wrong dtype, or a larger or smaller size along dim 0.
         where: picks the node.
     """

@@ -1,4 +1,4 @@
-"""Options of a pass, drawn with each program: defects hide in combinations of them."""
+"""Options of a pass, drawn with each program: some defects occur only with certain combinations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def with_options(
     """Draw options with programs.
 
     Args:
-        draws: the values of each option, by name. The first one is what the pass does by default, and is left unsaid.
+        draws: the values of each option, by name. The first one is the default of the pass, and is omitted.
     """
     if not draws:
         return programs

@@ -1,4 +1,4 @@
-"""Strategies of the user's: registered under a name, and held to what they are asked for."""
+"""Strategies of users: registered under a name, with validation of what they return."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 from tcverify.errors import TcverifyError, UsageError
 from tcverify.program import Mesh, Program
 
-#: What makes a strategy: called with `mesh` and `world_size`, of which one is None.
+#: Factory of a strategy: called with `mesh` and `world_size`, of which one is None.
 Factory = Callable[..., Any]
 
 _PROTOCOL = "it is called with mesh and world_size, one of them None, and returns a strategy"
 
 
 def make_strategy(factory: Factory, mesh: Mesh | None, world_size: int | None) -> st.SearchStrategy[Program]:
-    """Call what makes a strategy, and hold what it draws to the number of ranks that was asked for.
+    """Call the factory of a strategy, and check the number of ranks of its programs.
 
     Args:
         mesh, world_size: for which programs are to be drawn; one of them is None.
 
     Raises:
-        UsageError: now, when it makes no strategy; when drawing, for what is no program of this size.
+        UsageError: immediately, if it does not return a strategy; when drawing, if a result is not a program of this size.
     """
     name = getattr(factory, "__name__", repr(factory)[:80])
     try:

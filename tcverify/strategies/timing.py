@@ -1,6 +1,6 @@
-"""What programs say about time: costs of their ops, and the streams, overheads and device that a schedule is made for.
+"""The timing of programs: costs of their ops, and the streams, overheads and device for a schedule.
 
-A decorated program computes what it computed before. Its nodes carry `cost_s` in their metadata, and it has stream settings.
+Decoration does not change what a program computes. Its nodes carry `cost_s` in their metadata, and it has stream settings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tcverify.strategies.choices import weighted_table
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What is drawn about time; see `FIELDS` for the values.
+    """The choices about time; see `FIELDS` for the values.
 
     Attributes:
         known: which nodes carry a cost: "none" (and then there are no stream settings either), "all" or "some"; with "-device" a
@@ -80,7 +80,7 @@ def decode_timing(choices: bytes) -> Timing:
 
 
 def with_timing(program: Program, timing: Timing) -> Program:
-    """Return the program with costs and stream settings. A program that nobody else holds: its metadata is written into."""
+    """Return the program with costs and stream settings. The program must not be shared: its metadata is overwritten."""
     if timing.known == "none":
         return program
     labels = [*program.labels, "timed"]
@@ -90,7 +90,7 @@ def with_timing(program: Program, timing: Timing) -> Program:
             for graph in program.graphs:
                 _write_costs(graph, timing, random.Random(seed), random.Random(0))
         else:
-            # Costs of one's own make a graph of one's own.
+            # Different costs need a separate graph.
             graphs = tuple(copy_graph(program.graphs[binding.graph]) for binding in program.ranks)
             for rank, graph in enumerate(graphs):
                 rng = random.Random(seed + (rank << 16 if timing.skew == "independent" else 0))

@@ -1,4 +1,4 @@
-"""Starts the processes that tcverify works with, and ends them with all that they leave. Importing it imports no torch."""
+"""Starts the processes of tcverify, and ends them and cleans up after them. Importing it does not import torch."""
 
 from tcverify.system.processes import (
     LAZY_MODULES,

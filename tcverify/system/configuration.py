@@ -1,4 +1,4 @@
-"""[tool.tcverify] of a pyproject.toml: defaults of options. Reading it imports nothing of torch."""
+"""[tool.tcverify] of a pyproject.toml: defaults of options. Reading it does not import torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from tcverify.errors import UsageError
 
-#: Options that name a file or a directory, as their parameters are called.
+#: Options that name a file or a directory, by the names of their parameters.
 _PATHS = ("report_dir", "baseline", "write_baseline", "corpus")
 
 
@@ -21,7 +21,7 @@ def configuration(path: Path, known: Iterable[str] | None = None) -> dict[str, A
         known: names of the options, with underscores; None takes any.
 
     Raises:
-        UsageError: it cannot be read or names something else.
+        UsageError: it cannot be read, or has an unknown option.
     """
     options = {}
     for key, value in section(path).items():
@@ -38,7 +38,7 @@ def configuration(path: Path, known: Iterable[str] | None = None) -> dict[str, A
 
 
 def section(path: Path) -> dict[str, Any]:
-    """Return [tool.tcverify] of a pyproject.toml; empty where there is none."""
+    """Return [tool.tcverify] of a pyproject.toml; empty if there is none."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -57,7 +57,7 @@ def section(path: Path) -> dict[str, Any]:
 
 
 def _default(key: str, value: Any, path: Path) -> Any:
-    """The value of one option: lists and tables stand for what the command line writes with commas and =."""
+    """The value of one option: lists and tables correspond to commas and = on the command line."""
     if key in ("contract", "pass-option", "pass_option"):
         if not isinstance(value, dict):
             raise UsageError(f"[tool.tcverify] in {path}: {key} is not a table", f"write {key} = {{ name = value }}")

@@ -1,6 +1,6 @@
-"""Files that are there whole or not at all, and what the writers of others have left that died before they were.
+"""Atomic writes of files, and removal of incomplete files of crashed writers.
 
-What is not whole yet bears the name of its writer: the machine, as disks may be shared, and the process.
+The name of an incomplete file contains its writer: the machine, as disks may be shared, and the process.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _UNFINISHED = ".new"
 
 
 def write_atomically(path: Path, text: str, hint: str = "choose another path with --report-dir") -> None:
-    """Write a file so that it is there whole or not at all.
+    """Write a file atomically.
 
     Args:
-        hint: what to do when it cannot be written.
+        hint: what to do if it cannot be written.
 
     Raises:
         UsageError: it cannot be written.
@@ -44,20 +44,20 @@ def write_atomically(path: Path, text: str, hint: str = "choose another path wit
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove from a directory what writers that died have left of files that `write_atomically` was to write there."""
-    with contextlib.suppress(OSError):  # no such directory, or not ours: nothing depends on it
+    """Remove from a directory incomplete files that crashed writers left in `write_atomically`."""
+    with contextlib.suppress(OSError):  # no such directory, or not ours: harmless
         for path in directory.glob(f".*{_UNFINISHED}"):
             if not is_alive(path.name.removesuffix(_UNFINISHED).rpartition(".")[2]):
                 path.unlink(missing_ok=True)
 
 
 def writer() -> str:
-    """What this process is called in names of files: `machine-pid`, of letters, digits and one dash."""
+    """The name of this process in file names: `machine-pid`, of letters, digits and one dash."""
     return f"{_machine()}-{os.getpid()}"
 
 
 def is_alive(name: str) -> bool:
-    """Whether the writer of that name may live: of this machine's processes we can see it, of others' we cannot."""
+    """Whether the writer of that name may be alive: known for processes of this machine only."""
     machine, _, number = name.rpartition("-")
     if machine not in (_machine(), ""):
         return True
@@ -77,7 +77,7 @@ def _machine() -> str:
 
 
 def source_name(file: str) -> str:
-    """A file as it is called from here, where it lies below; else from its package on."""
+    """A file relative to the current directory, if it is below that; else from its package on."""
     path = Path(file)
     if path.is_relative_to(Path.cwd()):
         return os.path.relpath(file)

@@ -1,8 +1,8 @@
-"""What the fork server imports: all that the processes which it forks need, so that they start in 30 ms.
+"""Imports of the fork server: everything that its children need, so that they start in 30 ms.
 
-When it ends, which is after its owner has, it removes what a killed owner has left.
+When it ends, after its owner, it removes the files that a killed owner left.
 
-Elsewhere importing this does nothing.
+In other processes, importing this does nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 from tcverify.system import LAZY_MODULES
 from tcverify.system.scratch import VARIABLE, remove_unused
 
-#: Seconds that an owner may take to end. One that has forked may leave a copy of itself, which keeps the directory.
+#: Time limit for an owner to end, in seconds. Children that it forked may keep the directory.
 PATIENCE_SECONDS = 10.0
 
 _directory = os.environ.pop(VARIABLE, None)

@@ -1,4 +1,4 @@
-"""Starts the processes that tcverify works with: ranks, and workers that apply passes."""
+"""Starts the processes of tcverify: ranks, and workers that apply passes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tcverify.system import scratch
 
 _PR_SET_PDEATHSIG = 1  # of prctl
 
-#: What torch imports when graphs and fake tensors are first used (2 s): better before the clock of a pass runs.
+#: What torch imports when graphs and fake tensors are first used (2 s): imported before the time limit of a pass starts.
 LAZY_MODULES = ("torch._dynamo", "torch.fx.experimental.symbolic_shapes")
 
 
@@ -36,25 +36,25 @@ def start_server(hash_seed: int | None = None) -> None:
     """Start a fork server of this process, unless it runs. It imports torch and tcverify for 2 s; then it forks in 30 ms.
 
     Args:
-        hash_seed: PYTHONHASHSEED of what it forks, which a forked process cannot change.
+        hash_seed: PYTHONHASHSEED of its children, which a forked process cannot change.
 
     Raises:
-        UsageError: there is no room for temporary files, or the system starts no process.
+        UsageError: there is no space for temporary files, or no process can be started.
     """
     _server(os.getpid(), hash_seed).ensure_running()
 
 
 @cache
 def _server(process: int, hash_seed: int | None) -> _ForkServer:
-    """The fork server of a process, this one, whose children have this PYTHONHASHSEED."""
+    """The fork server of this process for children with this PYTHONHASHSEED."""
     return _ForkServer(hash_seed)
 
 
 class _ForkServer:
-    """A fork server beside the one that multiprocessing knows, which is the user's: what that imports is none of our business.
+    """A fork server separate from multiprocessing's own, which belongs to the user and may import anything.
 
     Args:
-        hash_seed: None: that of this process, or none.
+        hash_seed: None means that of this process, if any.
     """
 
     def __init__(self, hash_seed: int | None) -> None:
@@ -63,7 +63,7 @@ class _ForkServer:
         self._server.set_forkserver_preload(["tcverify.system.fork_server"])
 
     def ensure_running(self) -> None:
-        """Start it if it has not been, or has died. multiprocessing would do it later, and somewhere else."""
+        """Start it unless it is running. multiprocessing would do so later, and in another directory."""
         with (
             _could_start(),
             interrupts_kept_off(),
@@ -75,7 +75,7 @@ class _ForkServer:
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[None]:
-        """Processes of the context that are started inside are forked by this one."""
+        """Processes of the context that are started inside the block are forked by this server."""
         usual = multiprocessing.forkserver.connect_to_new_process
         multiprocessing.forkserver.connect_to_new_process = self._server.connect_to_new_process
         try:
@@ -97,13 +97,13 @@ def start_process(
     Args:
         target: a function of a module.
         hash_seed: PYTHONHASHSEED of the process; costs a fork server of its own.
-        alone: whether it starts no processes of its own. One that does is to be ended by who starts it.
+        alone: whether it starts no processes itself. Its parent must end one that does.
 
     Returns:
         The process and our end of the connection.
 
     Raises:
-        UsageError: there is no room for temporary files, or the system starts no process.
+        UsageError: there is no space for temporary files, or no process can be started.
     """
     context, server = multiprocessing.get_context("forkserver"), _server(os.getpid(), hash_seed)
     server.ensure_running()
@@ -128,17 +128,17 @@ def _could_start() -> Iterator[None]:
 
 def _run(target: Callable[..., None], place: str, *arguments: Any) -> None:
     scratch.move_in(scratch.child_directory(place, os.getpid()))
-    # A group of its own, so that what it starts (the code of others runs there) can be ended with it.
+    # A separate process group, so that processes started by foreign code in it can be ended with it.
     os.setpgid(0, 0)
     resource.setrlimit(
         resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
-    )  # no file is left of a crash
+    )  # crashes leave no core file
     _die_with_parent()
     target(*arguments)
 
 
 class _Said(FileIO):
-    """A file that takes everything: where the disk is full, what is said is lost, and whoever says it goes on."""
+    """A file that never raises: if the disk is full, output is lost and the writer continues."""
 
     def write(self, data: Any) -> int:
         with contextlib.suppress(OSError):
@@ -147,10 +147,10 @@ class _Said(FileIO):
 
 
 def log_to(path: str, *, nameless: bool = True) -> None:
-    """Write what this process says (standard output and error, and where it crashes) to a file from now on.
+    """Redirect the output of this process (standard output and error, and crash reports) to a file.
 
     Args:
-        nameless: remove its name: who started this process has it open, and nothing is left, however both end.
+        nameless: unlink it: the parent of this process has it open, and nothing is left behind, however both end.
     """
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     if nameless:
@@ -165,9 +165,9 @@ def log_to(path: str, *, nameless: bool = True) -> None:
 
 
 def end_process(process: BaseProcess) -> None:
-    """Kill a process that `start_process` has started, and all that it has started, wait for its end, and remove its files."""
+    """Kill a process from `start_process` and its children, wait for its end, and remove its files."""
     if process.pid is not None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or not come to have its group
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or has no process group yet
             os.killpg(process.pid, signal.SIGKILL)
         if process.is_alive():
             process.kill()
@@ -178,14 +178,14 @@ def end_process(process: BaseProcess) -> None:
 def _die_with_parent() -> None:
     """Kill this process and its group when its parent has ended, whatever they are doing.
 
-    A thread sees to it at once. Where it cannot, since the process is stopped or a call holds the interpreter, the system does
-    when the fork server has ended, which is some time after the parent has.
+    A thread does so at once. If it cannot, since the process is stopped or a call holds the interpreter lock, the system
+    does so when the fork server ends, some time after the parent.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
     with contextlib.suppress(OSError, AttributeError, TypeError):
         server: Any = multiprocessing.forkserver._forkserver
-        os.close(server._forkserver_alive_fd)  # else the server waits for us, and never ends while we do not
+        os.close(server._forkserver_alive_fd)  # else the server waits for us, and never ends
         server._forkserver_alive_fd = None
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
@@ -199,11 +199,11 @@ def _die_with_parent() -> None:
 
 @contextlib.contextmanager
 def interrupts_kept_off() -> Iterator[None]:
-    """Processes started here never see Ctrl-C, which a terminal sends to everybody: it is this process's business alone.
+    """Child processes never see Ctrl-C, which a terminal sends to the whole group: only this process handles it.
 
-    They inherit the blocked signal. For this process it is only put off until they have started.
+    They inherit the blocked signal. This process receives it once they have started.
     """
-    resource_tracker.ensure_running()  # it would unblock the signal when it starts
+    resource_tracker.ensure_running()  # it would unblock the signal at its start
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -212,7 +212,7 @@ def interrupts_kept_off() -> Iterator[None]:
 
 
 def limit_blocking(connection: Connection, seconds: float) -> None:
-    """Let one read or write take so long at most; it then raises BlockingIOError. Against processes that stop in mid-message."""
+    """Set a time limit for a single read or write, which then raises BlockingIOError: a peer may stop in mid-message."""
     interval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6) or 1)
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
@@ -220,7 +220,7 @@ def limit_blocking(connection: Connection, seconds: float) -> None:
 
 
 def limit_memory(more: int) -> None:
-    """Let this process take so many bytes more than it has; allocations beyond fail."""
+    """Limit the growth of this process's memory in bytes; allocations beyond it fail."""
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = _memory("VmData") + more
     if limits[0] == resource.RLIM_INFINITY or wanted < limits[0]:
@@ -229,21 +229,21 @@ def limit_memory(more: int) -> None:
 
 
 def machine_memory() -> int:
-    """Return how many bytes of memory the machine has, or lets its processes have where these run in a container."""
+    """Return the machine's memory in bytes, or the limit of the container."""
     found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):  # there is none
+        with contextlib.suppress(OSError, ValueError):  # there is no limit
             found = min(found, int(Path(limit).read_text()))
     return found
 
 
 def resident_bytes() -> int:
-    """Return how much memory this process has, as far as it does not share it with files."""
+    """Return the memory of this process, without pages shared with files."""
     return _memory("RssAnon")
 
 
 def _memory(field: str) -> int:
-    """A line of /proc/self/status, in bytes; 0 where there is none."""
+    """A line of /proc/self/status, in bytes; 0 if missing."""
     with contextlib.suppress(OSError), open("/proc/self/status") as status:
         for line in status:
             if line.startswith(f"{field}:"):

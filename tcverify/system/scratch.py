@@ -1,14 +1,14 @@
-"""Where files lie that nobody needs after a run: logs, rendezvous files, whatever passes and torch write beside them.
+"""Directories for files that are not needed after a run: logs, rendezvous files, temporary files of passes and torch.
 
-A process that starts others has one directory for all of that, which only its user can read. It holds a lock on it (flock),
-which the system releases however the process ends, and by which everybody sees whether the directory is still in use:
+A process that starts others has one such directory, which only its user can read. It holds a lock on it (flock),
+which the system releases however the process ends, and which shows whether the directory is still in use:
 
 - a process that ends removes its directory;
-- of one that is killed, the fork server does it (see `fork_server`), which ends after it;
-- where that was killed as well, the next run of the same user does.
+- if it is killed, the fork server does so (see `fork_server`), which ends after it;
+- if that was killed as well, the next run of the same user does.
 
-A process that is started has a directory of its own inside of it, as the place for temporary files: it is often killed, and what
-it leaves there goes when its end is noticed.
+A child process has its own directory inside, for temporary files: it is often killed, and its files are
+removed when its end is noticed.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from typing import BinaryIO
 
 from tcverify.errors import UsageError
 
-#: What the names of the directories begin with.
+#: Prefix of the names of the directories.
 PREFIX = "tcverify."
 
-#: Tells a fork server which directory is that of its owner.
+#: Environment variable with the owner's directory, for a fork server.
 VARIABLE = "TCVERIFY_DIRECTORY"
 
-#: Tells a process, whose temporary files go with the run, where others would be.
+#: Environment variable with the original directory for temporary files, for a process whose own are removed with the run.
 LASTING = "TCVERIFY_LASTING"
 
-#: Longest path below which the socket of a fork server can have its name, which is 107 bytes at most.
+#: Longest path in which the socket of a fork server can be created: socket names are limited to 107 bytes.
 _LONGEST = 107 - len("/tcverify.12345678/pymp-12345678/listener-12345678")
 
-#: After all others of multiprocessing, which removes files of its own here.
+#: After all other exit handlers of multiprocessing, which removes its own files here.
 _LAST = -1000
 
 
@@ -50,23 +50,23 @@ _LAST = -1000
 class _Own:
     path: str
     process: int
-    lock: int  # held for as long as it is open
+    lock: int  # held as long as it is open
 
 
 def directory() -> str:
-    """Return the directory of this process; made when it is first needed, as is the time to remove what others have left.
+    """Return the directory of this process; created on first use, which also removes directories of crashed runs.
 
     Raises:
-        UsageError: there is no room for one.
+        UsageError: there is no space for one.
     """
-    if not os.path.isdir(_of(os.getpid()).path):  # somebody has tidied up
+    if not os.path.isdir(_of(os.getpid()).path):  # it was deleted
         _of.cache_clear()
     return _of(os.getpid()).path
 
 
 @cache
 def _of(process: int) -> _Own:
-    """The directory of a process, this one: a forked copy of it gets one of its own."""
+    """The directory of this process: a forked copy of the process gets a new one."""
     with _room():
         root = _root()
         remove_left(root)
@@ -74,17 +74,17 @@ def _of(process: int) -> _Own:
 
 
 def new_directory(kind: str) -> str:
-    """Make a directory in that of this process, and return its path. Raises as `directory` does."""
+    """Create a directory in that of this process, and return its path. Raises as `directory` does."""
     place = directory()
     with _room():
         return tempfile.mkdtemp(prefix=f"{kind}-", dir=place)
 
 
 def new_log(kind: str) -> tuple[BinaryIO, str]:
-    """Make a file in the directory of this process for another one to write to; return it, to be read, and its path.
+    """Create a file in the directory of this process for another one to write to; return it, opened for reading, and its path.
 
     Raises:
-        UsageError: there is no room for it.
+        UsageError: there is no space for it.
     """
     place = directory()
     with _room():
@@ -103,7 +103,7 @@ def _room() -> Iterator[None]:
 
 
 def remove_left(root: str) -> None:
-    """Remove what killed processes of this user have left below a directory."""
+    """Remove directories of killed processes of this user."""
     for path in Path(root).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             if path.lstat().st_uid == os.getuid():
@@ -111,10 +111,10 @@ def remove_left(root: str) -> None:
 
 
 def remove_unused(path: str, patience: float = 0.0) -> None:
-    """Remove a directory that `directory` has made, unless its owner lives.
+    """Remove a directory that `directory` has created, unless its owner is alive.
 
     Args:
-        patience: seconds to wait for an owner that is about to end: a process lets go of one file after the other.
+        patience: seconds to wait for an owner that is about to end: a process closes its files one by one.
     """
     deadline = time.monotonic() + patience
     with contextlib.suppress(OSError):  # it is gone
@@ -130,7 +130,7 @@ def remove_unused(path: str, patience: float = 0.0) -> None:
 
 
 def _held(lock: int) -> bool:
-    """Hold a directory; whether nobody else does. Raises OSError where files cannot be locked, so that nobody can tell."""
+    """Lock a directory; returns whether no other process holds the lock. Raises OSError if files cannot be locked."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -139,13 +139,13 @@ def _held(lock: int) -> bool:
 
 
 def variables() -> dict[str, str]:
-    """Environment variables by which a process keeps its temporary files in the directory of this one."""
+    """Environment variables for a process that keeps its temporary files in the directory of this one."""
     return {"TMPDIR": directory(), LASTING: lasting_directory(), "TORCHINDUCTOR_CACHE_DIR": _inductor_cache()}
 
 
 @contextlib.contextmanager
 def set_environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Let processes that are started inside have these environment variables."""
+    """Set these environment variables for processes that are started inside the block."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:
@@ -160,7 +160,8 @@ def set_environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def serve_scratch() -> Iterator[None]:
-    """A fork server that is started inside keeps its files in the directory of this process, and removes it in the end."""
+    """A fork server that is started inside the block keeps its files in the directory of this process, and removes it
+    in the end."""
     path, place = directory(), tempfile.tempdir
     with set_environment({**variables(), VARIABLE: path}):
         tempfile.tempdir = path  # by which multiprocessing makes the socket of the server
@@ -171,14 +172,14 @@ def serve_scratch() -> Iterator[None]:
 
 
 def child_directory(path: str, process: int) -> str:
-    """The directory that a process has for itself, in that of the one that has started it."""
+    """The directory of a child process, within that of its parent."""
     return os.path.join(path, str(process))
 
 
 def move_in(path: str) -> None:
-    """Keep temporary files of this process in a directory from now on. Where it cannot be made nothing changes.
+    """Keep temporary files of this process in a directory from now on. If it cannot be created, nothing changes.
 
-    What it lies in is not made again: it may have been removed, because its owner has been killed.
+    Its parent directory is not created again: it may have been removed because its owner was killed.
     """
     with contextlib.suppress(OSError):
         os.mkdir(path, mode=0o700)
@@ -187,18 +188,18 @@ def move_in(path: str) -> None:
 
 
 def clear(process: int) -> None:
-    """Remove what a process that has ended, and that this one had started, has left in its place."""
-    with contextlib.suppress(UsageError):  # not `directory`: it may have been removed, and nothing else be left to do
+    """Remove the files of a child process that has ended."""
+    with contextlib.suppress(UsageError):  # the directory may have been removed already
         shutil.rmtree(child_directory(_of(os.getpid()).path, process), ignore_errors=True)
 
 
 def lasting_directory() -> str:
-    """Where temporary files belong that are to outlive the run."""
+    """Where temporary files belong that outlive the run."""
     return os.environ.get(LASTING) or tempfile.gettempdir()
 
 
 def _root() -> str:
-    """Where directories are made: where temporary files belong, unless the names of sockets would be too long there."""
+    """The parent of the directories: that of temporary files, unless names of sockets would be too long there."""
     places = [tempfile.gettempdir(), lasting_directory(), "/tmp"]
     return next((one for one in places if len(os.fsencode(one)) <= _LONGEST and os.access(one, os.W_OK)), places[0])
 
@@ -211,11 +212,11 @@ def _make(root: str, process: int) -> _Own:
             if _ours(lock) and os.path.isdir(path):
                 Finalize(None, _remove, args=(path,), exitpriority=_LAST)
                 return _Own(path, process, lock)
-            os.close(lock)  # somebody has taken it for one that was left, in the moment before it was locked
+            os.close(lock)  # another process has removed it in the moment before it was locked
 
 
 def _ours(lock: int) -> bool:
-    """Whether a new directory is ours: as well where files cannot be locked, and nobody removes it therefore."""
+    """Whether a new directory is ours: also if files cannot be locked, since then no process removes it."""
     try:
         return _held(lock)
     except OSError:
@@ -223,7 +224,7 @@ def _ours(lock: int) -> bool:
 
 
 def _remove(path: str) -> None:
-    """Remove a directory, in which a process that is about to end may still make a file."""
+    """Remove a directory, in which a process that is about to end may still create a file."""
     for _ in range(20):
         shutil.rmtree(path, ignore_errors=True)
         if not os.path.lexists(path):
@@ -232,7 +233,7 @@ def _remove(path: str) -> None:
 
 
 def _inductor_cache() -> str:
-    """Where torch keeps what Inductor compiles, for all processes of a user: not among what goes with a run."""
+    """Where torch caches what Inductor compiles, for all processes of a user: not removed with a run."""
     try:
         user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
     except (KeyError, OSError):  # it has no name

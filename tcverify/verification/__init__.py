@@ -1,1 +1,1 @@
-"""One pass on one program: evidence is gathered, checks judge it, and a verdict comes out."""
+"""Verifies one pass on one program: gathers evidence, applies checks, and returns a verdict."""

@@ -1,7 +1,8 @@
-"""Whether a rewrite is right only if inputs of which nothing is known are equal on the ranks.
+"""Whether a rewrite is correct only if inputs with unknown placement are equal on the ranks.
 
-Such inputs are drawn different on every rank, which no rewrite may rely on being otherwise. Where a finding is gone once they
-are equal, it says nothing against the pass until somebody says how they lie: it becomes a condition, which names few of them.
+Such inputs are drawn differently on every rank, since no rewrite may assume that they are equal. A finding that disappears once
+they are equal says nothing against the pass until the user states their placement. It becomes a condition, which names as few of
+them as possible.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from time import monotonic
 
 from tcverify.program import Doubt, Program
 
-#: Seconds and runs that finding few inputs may take.
+#: Limits of the search for few inputs, in seconds and in runs.
 _SECONDS, _RUNS = 60.0, 48
 
 #: An input and a mesh dim.
@@ -22,7 +23,7 @@ def condition(program: Program, holds: Callable[[Collection[Unknown]], bool]) ->
     """Say which inputs have to be equal on the ranks of which mesh dims.
 
     Args:
-        holds: whether the rewrite is right where these are equal and the other unknown ones different. It is where all are.
+        holds: whether the rewrite is correct if these are equal and the other unknown inputs differ. It is if all are equal.
     """
     pairs = program.unknown
     search = _Search(holds)
@@ -44,7 +45,7 @@ def condition(program: Program, holds: Callable[[Collection[Unknown]], bool]) ->
 
 
 class _Search:
-    """Looks for few inputs, as long as there is time."""
+    """Search for few inputs, within the time limit."""
 
     def __init__(self, holds: Callable[[Collection[Unknown]], bool]) -> None:
         self._holds, self._runs, self._until = holds, 0, monotonic() + _SECONDS
@@ -54,7 +55,7 @@ class _Search:
         return self._holds(pairs)
 
     def few(self, pairs: list[Unknown]) -> list[Unknown]:
-        """Leave out parts, halves first, as long as the rest is enough."""
+        """Remove parts, halves first, as long as the rest suffices."""
         size = -(-len(pairs) // 2)
         while len(pairs) > 1:
             start = 0

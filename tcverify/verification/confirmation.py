@@ -1,4 +1,4 @@
-"""Confirmation: what lockstep has not refuted runs on another executor, and the two must agree."""
+"""Confirmation: programs that lockstep does not refute run on another executor, and the two must agree."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tcverify.errors import ExecutorError, ProgramError, UnsupportedOp
 from tcverify.execution import WORDS, Comparison, Executor, Lockstep, Run, digest, overlapped_starts
 from tcverify.program import Doubt, Finding, Note
 
-#: How far lockstep and a process group may disagree, relative to the sum of magnitudes, beyond the probe.
+#: Largest difference between lockstep and a process group, relative to the sum of magnitudes, beyond the probe.
 DIVERGENCE = 2.0**-40
 
 
 def confirming_domain(evidence: Evidence, findings: list[Finding], notes: list[Note]) -> Domain:
-    """The domain in which the confirming executor runs: the one that was asked for, where it can judge the program.
+    """The domain in which the confirming executor runs: the requested one, if it can judge the program.
 
-    What float64 refutes is confirmed in float64: other domains need not see it, or not as the same kind of finding.
+    Findings in float64 are confirmed in float64: other domains may not show them, or show another kind of finding.
     """
     if any(f.check == "equivalence" and f.domain == FLOAT64.name for f in findings):
         return FLOAT64
@@ -29,14 +29,14 @@ def confirming_domain(evidence: Evidence, findings: list[Finding], notes: list[N
             return NATIVE
     draws = [run for run in evidence.runs if run.domain.startswith("exact")]
     if draws and not any(n.reason in ("exact-aside", "literal-changed") for n in notes):
-        # a draw that says what all of them together say
+        # the first draw with the same result as all of them together
         chosen = filter_differing_draws(draws) or [run for run in draws if agrees(run)]
         return domain_of(chosen[0].domain)
     return FLOAT64
 
 
 def worth_confirming(evidence: Evidence, findings: list[Finding], always: bool) -> bool:
-    """Whether to run the process group: never a program that would hang there, and refuted ones only when asked."""
+    """Whether to run the process group: never for a program that would hang there, and for refuted programs only on request."""
     pair = evidence.pair
     if pair.rewritten is None or pair.foreign is not None or not evidence.runs:
         return False
@@ -49,7 +49,7 @@ def worth_confirming(evidence: Evidence, findings: list[Finding], always: bool) 
 def start_confirmation(
     confirm: Executor, pair: Pair, domain: Domain, doubts: list[Doubt]
 ) -> Callable[[], Comparison] | None:
-    """Let the confirming executor start on both versions; None where it cannot."""
+    """Start the confirming executor on both versions; None if it cannot run them."""
     if pair.rewritten is None:
         return None
     try:
@@ -67,7 +67,7 @@ def judge_confirmation(
     notes: list[Note],
     checks: list[str],
 ) -> list[Finding]:
-    """Judge what the confirming executor saw; its disagreement with lockstep is a finding of its own."""
+    """Judge the observations of the confirming executor; disagreement with lockstep is a separate finding."""
     pair = evidence.pair
     try:
         comparison = compare()
@@ -83,10 +83,10 @@ def judge_confirmation(
         return [*findings, Finding("executor-divergence", "equivalence", title)]
     seen = apply_checks([c for c in checks if c in ("collectives", "equivalence")], alone, doubts, notes)
     kinds, there = {f.kind for f in findings if f.check == "equivalence"}, {f.kind for f in seen}
-    if comparison.domain == "native":  # rounding may differ: what one sees near its limit the other need not
+    if comparison.domain == "native":  # rounding may differ: near the limit, only one may see it
         findings = findings or seen
     elif any(f.kind == "async-race" for f in findings):
-        pass  # which of its values a race shows depends on when collectives read and write, and that on the executor
+        pass  # which value a race shows depends on when collectives read and write, and so on the executor
     elif kinds != there and "equivalence" in checks:
         detail = f"lockstep: {', '.join(sorted(kinds)) or 'passed'}\n{name}: {', '.join(sorted(there)) or 'passed'}"
         detail += "".join(f"\n{f.title}: {f.detail}" for f in seen)
@@ -102,7 +102,7 @@ def judge_confirmation(
 
 
 def _explained_by_timing(baseline: Run, other: Run, evidence: Evidence) -> bool:
-    """Whether the original has a race: lockstep agrees where its collectives read and write as on a process group."""
+    """Whether the original has a race: lockstep agrees if its collectives read and write when those of a process group do."""
     program = evidence.pair.original
     if not overlapped_starts(program):
         return False
@@ -111,7 +111,7 @@ def _explained_by_timing(baseline: Run, other: Run, evidence: Evidence) -> bool:
 
 
 def _counterpart(runs: list[Comparison], comparison: Comparison) -> Run:
-    """The run of the original in lockstep that another executor's must agree with."""
+    """The run of the original in lockstep with which another executor must agree."""
     exact = next((run for run in runs if run.domain == comparison.domain and run.domain.startswith("exact")), None)
     return (exact or runs[0]).original
 

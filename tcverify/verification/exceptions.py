@@ -1,4 +1,4 @@
-"""Failures as exceptions, for those who want them: one class per kind of finding. `str` gives the whole text, without colour."""
+"""Failures as exceptions, for callers who want them: one class per kind of finding. `str` gives the whole text without colour."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Refuted(Failure):
 
 @cache
 def refuted_by(kind: str) -> type[Refuted]:
-    """Return the class of failures by this kind of finding."""
+    """Return the class for this kind of finding."""
     return type(_class_name(kind), (Refuted,), {"__module__": __name__, "kind": kind})
 
 
@@ -38,7 +38,7 @@ def _class_name(kind: str) -> str:
 
 
 def __getattr__(name: str) -> Any:
-    if not name.startswith("_"):  # Python itself asks for "__path__", where torch is not to be imported
+    if not name.startswith("_"):  # Python itself looks up "__path__", which must not import torch
         from tcverify.program.finding import KINDS
 
         for kind in KINDS:

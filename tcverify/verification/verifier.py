@@ -1,4 +1,4 @@
-"""verify(pass, program) -> Verdict: the heart of tcverify."""
+"""verify(pass, program) -> Verdict: the core of tcverify."""
 
 from __future__ import annotations
 
@@ -27,28 +27,29 @@ from tcverify.verification.confirmation import (
     worth_confirming,
 )
 
-#: What a verdict says.
+#: The possible results.
 Status: TypeAlias = Literal["passed", "refuted", "inconclusive"]
 
 
 @dataclass(slots=True, repr=False)
 class Verdict:
-    """The result of verifying a pass on one program.
+    """Result of verifying a pass on one program.
 
     Attributes:
         status: "passed", "refuted" or "inconclusive".
         findings: what refutes the pass.
-        hygiene: findings that do not refute it, see `Finding.severity`.
-        facts, contract: the pass, and what it promises.
+        hygiene: findings that do not refute it; see `Finding.severity`.
+        facts, contract: the pass, and its promises.
 
-    `repr` is one line, `str` is what the terminal shows, and a notebook shows the page of the first finding.
+    `repr` is one line, `str` is the text of the terminal, and a notebook shows the page of the first finding.
         doubts: why it is inconclusive.
         notes: remarks, e.g. that the exact domain was not applicable.
         domain: the requested number domain: "float64", "native" or "exact".
         pair: the program before and after the pass.
-        runs: comparisons by executor, the cheapest first.
-        seconds: time by phase: "apply", "lockstep" (all evidence but the confirming executor's), its name, "checks".
-        evidence: the kinds of evidence that were taken, and the seconds that each took.
+        runs: comparisons by executor, cheapest first.
+        seconds: time by phase: "apply", "lockstep" (all evidence except the confirming executor's), the name of that executor,
+            "checks".
+        evidence: the kinds of evidence that were collected, and the seconds that each took.
     """
 
     status: Status
@@ -107,14 +108,14 @@ def verify(
     Args:
         pass_: a pass: a built-in name, "module:attribute", a class, a function, an instance, or a prepared `Subject`; or a
             pipeline: "module:first+module:second", or a list of passes. Its findings name the faulty stage.
-        contract: what the pass promises; by default what it declares.
-        confirm: an executor that runs programs which lockstep does not refute, e.g. a `ProcessGroupPool`.
-        checks: names of the checks to apply; default all.
-        domain: "float64"; "exact", which also runs both versions in a prime field, where a difference of any size shows; or
+        contract: the promises of the pass; by default those that it declares.
+        confirm: an executor for programs that lockstep does not refute, e.g. a `ProcessGroupPool`.
+        checks: names of the checks to apply; all by default.
+        domain: "float64"; "exact", which also runs both versions in a prime field, where differences of any size show; or
             "native", which also runs them in their own dtypes, where rounding shows.
         deep: also look for impurity, at about three times the cost.
-        always_confirm: run `confirm` also on programs that lockstep refutes by value or by raising.
-        brief: if a rewrite is right only if inputs are equal on the ranks, do not search for a small set of them.
+        always_confirm: run `confirm` also on programs that lockstep refutes by a wrong value or an exception.
+        brief: if a rewrite is correct only when inputs are equal on the ranks, do not search for a small set of such inputs.
 
     Raises:
         PassLoadError: the pass cannot be loaded.
@@ -158,7 +159,7 @@ def chosen_checks(names: Iterable[str] | None) -> list[str]:
 
 
 class Phase(Enum):
-    """What a verification that stands still has come to."""
+    """How far a paused verification has come."""
 
     APPLYING = "the pass's process has the program: nothing else may be given to it"
     RAN = "the original has run"
@@ -166,7 +167,7 @@ class Phase(Enum):
     CONFIRMING = "lockstep and checks have judged; the confirming executor has the program"
 
 
-#: A verification, to be advanced by `next`; returns the verdict. See `verify_in_steps`.
+#: A verification in progress, advanced by `next`; returns the verdict. See `verify_in_steps`.
 Steps: TypeAlias = Generator[Phase, None, Verdict]
 
 
@@ -184,13 +185,13 @@ def verify_in_steps(
     lean: bool = False,
     brief: bool = False,
 ) -> Steps:
-    """Verify as `verify` does, in steps, so that several programs can be under way at once.
+    """Verify as `verify` does, in steps, so that several programs can be in progress at once.
 
-    Yields each `Phase` that it comes to, in their order; the verdict may come before any of them.
+    Yields each `Phase` that it reaches, in order; the verdict may come before any of them.
 
     Args:
-        watch: what the pass is watched for.
-        lean: whether a program that the pass leaves as it is passes without being run.
+        watch: what to record of the pass while it runs.
+        lean: whether a program that the pass leaves unchanged passes without being run.
         brief: see `verify`.
     """
     clock = _Clock()
@@ -231,7 +232,7 @@ def verify_in_steps(
 
 
 class _Settled(Exception):
-    """There is a verdict before anything is judged."""
+    """The verdict is known before anything is judged."""
 
     def __init__(
         self, status: Status, pair: Pair, *, doubt: tuple[str, str] | None = None, findings: Iterable[Finding] = ()
@@ -253,7 +254,8 @@ class _Applying:
 def _applied(
     subject: Subject, program: Program, contract: Contract, clock: _Clock, how: _Applying
 ) -> Generator[Phase, None, tuple[Pair, Run]]:
-    """Apply the pass, and run the original meanwhile. Of large programs the pair is one of small sizes. Raises `_Settled`."""
+    """Apply the pass, and run the original at the same time. Large programs are replaced by a pair of small sizes.
+    Raises `_Settled`."""
     answer, why = _start_pass(subject, program, how)
     clock.lap("apply")
     yield Phase.APPLYING
@@ -295,7 +297,7 @@ def _applied(
 
 
 def _start_pass(subject: Subject, program: Program, how: _Applying) -> tuple[Callable[[], Pair] | None, str]:
-    """Give the program to the pass's process; None, and why, where it cannot go there."""
+    """Send the program to the pass's process; None, and the reason, if that is impossible."""
     try:
         return subject.start(program, deep=how.deep, watch=how.watch), ""
     except NotSerialisable as error:
@@ -303,7 +305,7 @@ def _start_pass(subject: Subject, program: Program, how: _Applying) -> tuple[Cal
 
 
 def _original(program: Program, contract: Contract) -> Run:
-    """Run the original. Raises `_Settled` where that fails."""
+    """Run the original. Raises `_Settled` if it fails."""
     try:
         baseline = Lockstep(contract.collectives == "conservative").run(program)
     except UnsupportedOp as error:
@@ -315,7 +317,7 @@ def _original(program: Program, contract: Contract) -> Run:
 
 @dataclass(slots=True)
 class _Judged:
-    """What lockstep and the checks say of a pair."""
+    """What lockstep and the checks say about a pair."""
 
     evidence: Evidence
     findings: list[Finding]
@@ -325,14 +327,14 @@ class _Judged:
 
 
 def _judge(pair: Pair, contract: Contract, request: EvidenceRequest, clock: _Clock) -> _Judged:
-    """Apply the checks, which take the evidence that they need."""
+    """Apply the checks, which collect the evidence that they need."""
     evidence = Evidence(pair, contract, request)
     if pair.outgrown is not None:
         evidence.doubt(Doubt("pass-memory", pair.outgrown))
     sizes = pair.scaled.sizes if pair.scaled is not None else {}
     said = ", ".join(f"{n} → {' or '.join(map(str, small))}" for n, small in sizes.items() if small != (n,))
     notes = [Note("small-sizes", f"run on small sizes: {said}")] if said else []
-    evidence.take("lockstep")  # whatever the checks ask for: a verdict says whether the rewritten program ran
+    evidence.take("lockstep")  # independent of the checks: a verdict says whether the rewritten program ran
     if not (request.domain == "exact" and "equivalence" in request.checks) and evidence.aside:  # which notes it itself
         notes.append(Note(f"{request.domain}-aside", evidence.aside))
     doubts: list[Doubt] = []
@@ -353,9 +355,9 @@ def _request_for(pair: Pair, request: EvidenceRequest, clock: _Clock) -> Evidenc
 
 
 def _conditional(judged: _Judged, brief: bool, judge: Callable[[Pair], _Judged]) -> _Judged:
-    """Judge a pair that is refuted where inputs of which nothing is known are different, where they are equal as well.
+    """Judge a pair again with unconstrained inputs made equal on the ranks, if it is refuted when they differ.
 
-    Findings that are gone then depend on a condition, which is a doubt.
+    Findings that disappear depend on a condition, which is a doubt.
     """
     pair = judged.evidence.pair
 
@@ -378,7 +380,7 @@ def _conditional(judged: _Judged, brief: bool, judge: Callable[[Pair], _Judged])
 def _confirm(
     confirm: Executor, judged: _Judged, checks: list[str], clock: _Clock, always: bool
 ) -> Generator[Phase, None, None]:
-    """Run both versions on another executor, where that is worth it; what it says is added to what is judged."""
+    """Run both versions on another executor if that is worthwhile; adds its findings to the judgement."""
     evidence, pair = judged.evidence, judged.evidence.pair
     size = pair.original.world_size
     if size > MAX_RANKS:
@@ -401,7 +403,7 @@ def _confirm(
 
 
 def _blame(found: Sequence[list[Finding]], evidence: Evidence, request: EvidenceRequest) -> list[list[Finding]]:
-    """Name, for each of some findings about a pipeline, the first stage behind which the program shows that kind of finding."""
+    """Name, for findings about a pipeline, the first stage after which the program shows that kind of finding."""
     pair = evidence.pair
     culprits: dict[str, str] = {}
     before: Program | None = pair.original
@@ -426,7 +428,7 @@ def _kinds_behind(program: Program, evidence: Evidence, request: EvidenceRequest
 
 
 def _named(pair: Pair, findings: list[Finding], culprits: Mapping[str, str] = MappingProxyType({})) -> list[Finding]:
-    """Write into findings which stage of a pipeline is to blame: by kind, else the last one that ran."""
+    """Record in findings which stage of a pipeline is to blame: by kind, else the last stage that ran."""
     if not pair.stages:
         return findings
     named = []
@@ -438,7 +440,7 @@ def _named(pair: Pair, findings: list[Finding], culprits: Mapping[str, str] = Ma
 
 
 def _rewritten_ran(evidence: Evidence) -> bool:
-    """Whether the rewritten program ran to its end, so that checks had something to look at."""
+    """Whether the rewritten program ran to its end, so that checks had something to judge."""
     return bool(evidence.runs) and all(run.rewritten.finished for run in evidence.runs)
 
 
@@ -456,7 +458,7 @@ class _Clock:
         self._last = perf_counter()
 
     def resume(self) -> None:
-        """Leave out the time since the last lap."""
+        """Exclude the time since the last lap."""
         self._last = perf_counter()
 
     def lap(self, name: str) -> None:
@@ -465,13 +467,13 @@ class _Clock:
         self._last = now
 
     def divide(self, name: str, others: Mapping[str, float]) -> None:
-        """Lap, of which some time belongs to other phases."""
+        """End a lap, part of which belongs to other phases."""
         self.lap(name)
         for other, seconds in others.items():
             self.laps[name] -= seconds
             self.laps[other] = self.laps.get(other, 0.0) + seconds
 
 
-EVIDENCE.load()  # processes that are forked from one that verifies have all providers
+EVIDENCE.load()  # processes forked from one that verifies have all providers
 
 __all__ = ["Phase", "Steps", "Verdict", "chosen_checks", "verify", "verify_in_steps"]

@@ -53,7 +53,9 @@ def test_every_public_name_is_there_once(pages: dict[str, str]) -> None:
 def test_the_table_of_terms_is_up_to_date(generate: ModuleType) -> None:
     text = generate.GLOSSARY_PAGE.read_text(encoding="utf-8")
     assert generate.glossary(text) == text, "python docs/generate.py writes it again"
-    assert all(f"| **{term}** |" in text for term in GLOSSARY)
+    assert all(f"**{term}** |" in text for term in GLOSSARY)
+    assert list(GLOSSARY) == sorted(GLOSSARY, key=str.lower)
+    assert '| <a id="near-miss"></a>**near miss** |' in text
 
 
 def test_every_promise_and_kind_is_there(pages: dict[str, str]) -> None:

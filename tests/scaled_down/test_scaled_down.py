@@ -1,4 +1,4 @@
-"""Twins: small sizes for large ones, under which a program means the same, and is refuted or passes as it was."""
+"""Scaled-down programs: small sizes for large ones, under which a program means the same, and is refuted or passes as it was."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tcverify.execution import Lockstep
 from tcverify.passes import SequenceParallel
 from tcverify.program import VARYING, Contract, GraphBuilder, InputSpec, Mesh, Program, Recipe, shard, spmd_program
 from tcverify.program.codec import decode, dumps, encode, loads
-from tcverify.scaled_down import pairs, small_pair, twins_of
+from tcverify.scaled_down import pairs, scale_down, small_pair
 from tcverify.shrink.graph import sketch
 from tcverify.strategies import programs_of
 from tests.mutants.sequence_parallel import FirstChunkForAll
@@ -46,15 +46,15 @@ def test_views_merge_and_split_what_they_did() -> None:
         return b.call("aten::cat", [heads, heads], 1)
 
     program = made(build, InputSpec("x", (3, 2048, 4096), WIDE), InputSpec("w", (4096, 4096), WIDE))
-    (twin,) = twins_of([program]).programs
-    small = shapes(twin)
+    (scaled,) = scale_down([program]).programs
+    small = shapes(scaled)
     batch, length, heads, width = small["view_1"]
     assert batch == 3
     assert max(length, heads * width) < 200
     assert min(length, heads, width) >= 2
     assert small["view"] == (batch * length, small["w"][0])
     assert small["cat"] == (batch, 2 * length, heads, width)
-    assert Lockstep().run(twin).finished
+    assert Lockstep().run(scaled).finished
 
 
 def test_buckets_are_filled_and_emptied_alike() -> None:
@@ -68,8 +68,8 @@ def test_buckets_are_filled_and_emptied_alike() -> None:
         return b.call("aten::view", back, [640, 7]), b.call("aten::slice.Tensor", bucket, 0, 1, 9223372036854775807)
 
     program = made(build, InputSpec("x", (1000, 96), WIDE), InputSpec("y", (640, 7), WIDE))
-    (twin,) = twins_of([program]).programs
-    small = shapes(twin)
+    (scaled,) = scale_down([program]).programs
+    small = shapes(scaled)
     assert small["slice_1"][0] == small["y"][0] * 7
     assert small["cat"][0] == small["x"][0] * small["x"][1] + small["y"][0] * 7
     assert small["slice_2"][0] == small["cat"][0] - 1
@@ -91,12 +91,12 @@ def test_sizes_that_are_equal_by_chance_are_told_apart() -> None:
         InputSpec("up", (2048, 2048), WIDE),
         InputSpec("down", (2048, 2048), WIDE),
     ]
-    (twin,) = twins_of([made(build, *inputs)]).programs
-    small = shapes(twin)
+    (scaled,) = scale_down([made(build, *inputs)]).programs
+    small = shapes(scaled)
     rows, columns = small["up"]
     assert small["down"] == (rows, columns)
     assert rows == 4 * small["view"][1] != columns
-    assert Lockstep().run(twin).finished
+    assert Lockstep().run(scaled).finished
 
 
 def test_parts_of_a_bucket_that_are_equal_by_chance_are_told_apart() -> None:
@@ -107,12 +107,12 @@ def test_parts_of_a_bucket_that_are_equal_by_chance_are_told_apart() -> None:
         parts = [b.call("python::getitem", split, i) for i in range(2)]
         return b.call("aten::view", parts[0], [64, 96]), b.call("aten::view", parts[1], [2048, 3])
 
-    (twin,) = twins_of([made(build, InputSpec("x", (64, 96), WIDE), InputSpec("y", (2048, 3), WIDE))]).programs
-    small = shapes(twin)
+    (scaled,) = scale_down([made(build, InputSpec("x", (64, 96), WIDE), InputSpec("y", (2048, 3), WIDE))]).programs
+    small = shapes(scaled)
     assert small["x"] == small["view_2"]
     assert small["y"] == small["view_3"]
     assert small["view"] != small["view_1"]
-    assert Lockstep().run(twin).finished
+    assert Lockstep().run(scaled).finished
 
 
 def test_what_fake_kernels_forgive_is_asked_of_real_ones() -> None:
@@ -123,9 +123,9 @@ def test_what_fake_kernels_forgive_is_asked_of_real_ones() -> None:
         return b.call("aten::index_add", b.call("aten::clone", x), 0, order, rows)
 
     order = InputSpec("order", (4096,), torch.int64, recipe=Recipe("integers", 2048.0))
-    (twin,) = twins_of([made(build, InputSpec("x", (2048, 2048)), InputSpec("rows", (4096, 2048)), order)]).programs
-    assert shapes(twin)["rows"][1] == shapes(twin)["x"][1] < 2048
-    assert Lockstep().run(twin).finished
+    (scaled,) = scale_down([made(build, InputSpec("x", (2048, 2048)), InputSpec("rows", (4096, 2048)), order)]).programs
+    assert shapes(scaled)["rows"][1] == shapes(scaled)["x"][1] < 2048
+    assert Lockstep().run(scaled).finished
 
 
 def test_members_are_counted_wherever_values_that_collectives_give_or_take_are_computed_with() -> None:
@@ -145,9 +145,9 @@ def test_members_are_counted_wherever_values_that_collectives_give_or_take_are_c
 
     inputs = [InputSpec("x", (64, 256), WIDE, (("tp", VARYING),)), InputSpec("w", (256, 512), WIDE)]
     for build in (behind, before):
-        (twin,) = twins_of([spmd_program(Mesh.grid({"tp": 32}), inputs, build)]).programs
-        assert shapes(twin)["view"][0] == 32
-        assert shapes(twin)["w"][1] < 512
+        (scaled,) = scale_down([spmd_program(Mesh.grid({"tp": 32}), inputs, build)]).programs
+        assert shapes(scaled)["view"][0] == 32
+        assert shapes(scaled)["w"][1] < 512
 
 
 def test_a_row_that_is_no_rank_s_leaves_other_sizes_free() -> None:
@@ -159,9 +159,9 @@ def test_a_row_that_is_no_rank_s_leaves_other_sizes_free() -> None:
         return product, b.call("tensor_cast::matmul_all_reduce", x, w, None, b.rank, b.group("tp"))
 
     inputs = [InputSpec("x", (1, 4096), WIDE, (("tp", VARYING),)), InputSpec("w", (4096, 512), WIDE)]
-    (twin,) = twins_of([made(build, *inputs)]).programs
-    assert max(shapes(twin)["w"]) < 64
-    assert Lockstep().run(twin).finished
+    (scaled,) = scale_down([made(build, *inputs)]).programs
+    assert max(shapes(scaled)["w"]) < 64
+    assert Lockstep().run(scaled).finished
 
 
 def test_what_fake_kernels_forgive_is_learnt_before_sizes_are_chosen() -> None:
@@ -173,10 +173,10 @@ def test_what_fake_kernels_forgive_is_learnt_before_sizes_are_chosen() -> None:
         return b.call("aten::view", total, [2048, 512, 4])
 
     order = InputSpec("order", (4096,), torch.int64, recipe=Recipe("integers", 2048.0))
-    (twin,) = twins_of([made(build, InputSpec("x", (2048, 2048)), InputSpec("rows", (4096, 2048)), order)]).programs
-    assert shapes(twin)["x"] == (2, 8)
-    assert shapes(twin)["rows"][1] == 8
-    assert Lockstep().run(twin).finished
+    (scaled,) = scale_down([made(build, InputSpec("x", (2048, 2048)), InputSpec("rows", (4096, 2048)), order)]).programs
+    assert shapes(scaled)["x"] == (2, 8)
+    assert shapes(scaled)["rows"][1] == 8
+    assert Lockstep().run(scaled).finished
 
 
 def test_shapes_that_a_call_is_given_hold_several_sizes_of_one_number() -> None:
@@ -189,11 +189,11 @@ def test_shapes_that_a_call_is_given_hold_several_sizes_of_one_number() -> None:
         product = b.call("aten::mm", b.call("aten::add.Tensor", rows, repeated), x)
         return product, b.call("aten::view", x, [512, 4, 4])
 
-    (twin,) = twins_of([made(build, InputSpec("x", (2048, 4), WIDE), InputSpec("mean", (2048, 1), WIDE))]).programs
-    small = shapes(twin)
+    (scaled,) = scale_down([made(build, InputSpec("x", (2048, 4), WIDE), InputSpec("mean", (2048, 1), WIDE))]).programs
+    small = shapes(scaled)
     assert small["mean"][0] == small["full"][0] == small["expand"][0] == 2
     assert small["x"][0] == small["full"][1] == small["expand"][1] == 8
-    assert Lockstep().run(twin).finished
+    assert Lockstep().run(scaled).finished
 
 
 def test_rows_as_many_as_ranks_become_fewer_unless_each_is_of_a_rank() -> None:
@@ -207,12 +207,12 @@ def test_rows_as_many_as_ranks_become_fewer_unless_each_is_of_a_rank() -> None:
         return flat, b.call("aten::view", whole, [32, 64, 4096])
 
     inputs = [InputSpec("rows", (32, 4096), WIDE), InputSpec("x", (64, 4096), WIDE)]
-    (twin,) = twins_of([spmd_program(Mesh.grid({"tp": 32}), inputs, build)]).programs
-    small = shapes(twin)
+    (scaled,) = scale_down([spmd_program(Mesh.grid({"tp": 32}), inputs, build)]).programs
+    small = shapes(scaled)
     assert small["rows"][0] < 32
     assert small["view_2"][0] == 32
     assert small["view_2"][1:] == small["x"]
-    assert Lockstep().run(twin).finished
+    assert Lockstep().run(scaled).finished
 
 
 def test_shards_and_indices_stay_what_they_are() -> None:
@@ -227,22 +227,22 @@ def test_shards_and_indices_stay_what_they_are() -> None:
         InputSpec("ids", (4096,), torch.int64, (), Recipe("integers", 32000.0)),
     )
     program = made(build, *inputs)
-    (twin,) = twins_of([program]).programs
-    run = Lockstep().run(twin)
+    (scaled,) = scale_down([program]).programs
+    run = Lockstep().run(scaled)
     assert run.finished, run.why
-    table, ids = twin.inputs
-    whole = Lockstep().run(made(lambda b: b.call("aten::embedding", b.input("table"), b.input("ids")), *twin.inputs))
+    table, ids = scaled.inputs
+    whole = Lockstep().run(made(lambda b: b.call("aten::embedding", b.input("table"), b.input("ids")), *scaled.inputs))
     assert torch.equal(torch.cat([result.outputs[0] for result in run.ranks]), whole.ranks[0].outputs[0])
     assert ids.shape[0] < 100
     assert ids.recipe.scale == table.shape[0]
-    compared = next(n for n in twin.graphs[0].nodes if n.name == "ge")
+    compared = next(n for n in scaled.graphs[0].nodes if n.name == "ge")
     assert compared.args[1] == table.shape[0]
 
 
 def test_what_is_sharded_can_be_sharded() -> None:
     program = made(lambda b: b.call("aten::neg", b.input("x")), InputSpec("x", (4096, 512), WIDE, (("tp", shard(0)),)))
-    (twin,) = twins_of([program]).programs
-    (spec,) = twin.inputs
+    (scaled,) = scale_down([program]).programs
+    (spec,) = scaled.inputs
     assert spec.shape[0] % 4 == 0
     assert spec.shape[0] // 4 >= 2
 
@@ -311,15 +311,15 @@ def test_a_large_program_that_ran_on_its_own_sizes_does_so_again() -> None:
     for again in (loads(dumps(real)), sketch.program_of(sketch.sketch_of(real))):
         assert (again.sizes, again.large) == ("real", False)
     assert loads(dumps(large)).large
-    (twin,) = twins_of([large]).programs
-    assert "sizes" not in encode(twin)
+    (scaled,) = scale_down([large]).programs
+    assert "sizes" not in encode(scaled)
     with pytest.raises(ProgramError, match="there are no sizes 'tiny'"):
-        decode({**encode(twin), "sizes": "tiny"})
+        decode({**encode(scaled), "sizes": "tiny"})
 
 
 def test_nothing_that_is_small_changes() -> None:
     program = made(lambda b: b.call("aten::neg", b.input("x")), InputSpec("x", (3, 8, 1), WIDE))
-    assert twins_of([program]).programs[0].inputs == program.inputs
+    assert scale_down([program]).programs[0].inputs == program.inputs
 
 
 @pytest.mark.parametrize("strategy", ["structured", "moe", "overlap", "bucketing"])
@@ -352,7 +352,7 @@ def test_a_program_and_its_twin_have_one_verdict(strategy: str) -> None:
 
 
 def test_the_pass_is_given_the_real_sizes_and_its_decisions_are_verified() -> None:
-    """It rewrites what has a million elements; the twin has none that has."""
+    """It rewrites what has a million elements; the scaled-down program has none."""
 
     def thresholded(module: Any) -> None:
         for node in list(module.graph.nodes):
@@ -429,6 +429,6 @@ def test_collectives_that_do_not_agree_do_not_come_to_agree() -> None:
         output.replace_input_with(neg, call)
         graph.erase_node(neg)
         graphs.append(graph)
-    (twin,) = twins_of([program.with_graphs(graphs)]).programs
-    assert len(twin.graphs) == 2
-    assert Lockstep().run(twin).mismatch is not None
+    (scaled,) = scale_down([program.with_graphs(graphs)]).programs
+    assert len(scaled.graphs) == 2
+    assert Lockstep().run(scaled).mismatch is not None

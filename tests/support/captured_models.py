@@ -67,7 +67,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a norm and beside a residual."""
+    """Attention and feed-forward, each after a norm and with a residual."""
 
     def __init__(self, width: int, head: int, inner: int) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ def _labels() -> torch.Tensor:
 
 
 def _tensor_parallel(model: Llama, mesh: DeviceMesh, *, sequence: bool = False, vocabulary: bool = False) -> None:
-    """Divide a model. Every rank cuts its shards out of its own parameters, equal by the seed: a fake group sends none."""
+    """Shard a model. Every rank cuts its shards out of its own parameters, equal by the seed: a fake group sends none."""
     rows: dict[str, Any] = {"output_layouts": Shard(1)} if sequence else {}
     for layer in model.layers:
         plan: dict[str, Any] = {
@@ -357,7 +357,7 @@ for _model in MODELS:
 
 
 def captured(model: str, way: str) -> Program:
-    """Capture a model on all ranks, each in a process of its own.
+    """Capture a model on all ranks, each in a separate process.
 
     Raises:
         ProgramError: it cannot be captured in this way.

@@ -56,7 +56,7 @@ def program(build: Build) -> Program:
 
 
 def becomes(build: Build) -> Callable[[fx.GraphModule], fx.GraphModule]:
-    """A pass that returns these graphs, whatever it is given: rank by rank, in order."""
+    """A pass that returns these graphs for any input: rank by rank, in order."""
     target = program(build)
     called: list[fx.GraphModule] = []
 

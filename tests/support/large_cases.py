@@ -14,7 +14,7 @@ from tests.support import large_programs as large
 
 
 class HoistsWeights:
-    """Whatever is computed of weights alone is computed first, and lives until its layer comes (peak-memory)."""
+    """Values computed only from weights are computed first, and live until their layer (peak-memory)."""
 
     name = "HoistsWeights"
 
@@ -29,7 +29,7 @@ class HoistsWeights:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A program of about so many nodes, and the defect that refutes a pass on it.
+    """A program of about the given number of nodes, and the defect that refutes a pass on it.
 
     Attributes:
         make: from the number of nodes.

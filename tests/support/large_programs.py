@@ -31,7 +31,7 @@ from tests.support.hand_written import Keeping
 C = "_c10d_functional::"
 WAIT = f"{C}wait_tensor"
 
-#: Tokens and hidden size, unless a program is asked for others.
+#: Default numbers of tokens and hidden size.
 TOKENS, HIDDEN = 8, 8
 
 #: What a marked layer does besides.

@@ -1,4 +1,4 @@
-"""Code that is reached in part, for the tests of what records that; its line numbers are told by `line`."""
+"""Code that is partly reached, for the tests of coverage recording; its line numbers are given by `line`."""
 
 from __future__ import annotations
 

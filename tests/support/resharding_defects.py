@@ -44,7 +44,7 @@ def scattered_in_rank_order(graph: fx.Graph, rank: int) -> None:
 
 
 def zero_for_max(graph: fx.Graph, rank: int) -> None:
-    """A root without a part gives 0, whatever the reduction."""
+    """A root without a part contributes 0, for any reduction."""
     for node in calls(graph, "aten::full"):
         node.update_arg(1, 0.0)
 
@@ -64,7 +64,7 @@ def crossed_pairs(graph: fx.Graph, rank: int) -> None:
 
 
 def last_receiver_forgotten(graph: fx.Graph, rank: int) -> None:
-    """Nobody gathers for the last root."""
+    """The last root gets no gather."""
     roots = [node.args[2] for node in calls(graph, "host_ir::gather")]
     for node in calls(graph, "host_ir::gather"):
         if node.args[2] == max(roots) == 3:  # type: ignore[type-var]

@@ -214,7 +214,7 @@ def _by_position(nodes: list[fx.Node]) -> tuple[dict[Any, int], dict[Any, set[An
 
 
 def _closure(ops: list[fx.Node], streams: dict[Any, int], after: dict[Any, set[Any]]) -> dict[Any, set[Any]]:
-    """Everything that each op comes after; None stands for the beginning, on stream 0."""
+    """All predecessors of each op; None represents the beginning, on stream 0."""
     edges: dict[Any, set[Any]] = {None: set()}
     for at, op in enumerate(ops):
         edges[op] = after[op] | {other for other in ops[:at] if streams[other] == streams[op]}

@@ -1,1 +1,1 @@
-"""Which code of a pass runs, line by line and condition by condition, and what its source names."""
+"""Which code of a pass runs, by line and by condition, and what its source refers to."""

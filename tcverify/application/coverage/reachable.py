@@ -1,8 +1,8 @@
-"""What can be reached in a source file: the lines of its functions, and the two ways out of each condition.
+"""What can be reached in a source file: the lines of its functions, and both outcomes of each condition.
 
-Read from the source and its compiled form; nothing is executed. Code at the level of modules and classes runs at import and
-does not count, neither do docstrings. Conditions are those of `if`, `elif` and `while`, where condition and body stand on
-different lines, and what functions return that is true or false by its form, such as `return a is b and c`.
+Read from the source and its compiled form; nothing is executed. Code at module and class level runs at import and does not
+count, and neither do docstrings. Conditions are those of `if`, `elif` and `while`, if condition and body are on
+different lines, and returned expressions that are syntactically boolean, such as `return a is b and c`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType
 from typing import TypeGuard
 
-#: Flag of code objects that are functions, `inspect.CO_OPTIMIZED`: not modules and class bodies.
+#: Flag of code objects of functions, `inspect.CO_OPTIMIZED`: not of modules and class bodies.
 _OPTIMIZED = 1
 
 
@@ -24,9 +24,9 @@ class Condition:
     """The condition of an `if`, `elif` or `while`.
 
     Attributes:
-        line: where the statement begins.
+        line: first line of the statement.
         test: first and last line of the condition.
-        body: first and last line of what runs when it is true.
+        body: first and last line of the code that runs if it is true.
         text: its source.
         returns: whether the body ends the function.
     """
@@ -38,7 +38,7 @@ class Condition:
     returns: bool = False
 
     def outcome(self, line: int) -> bool | None:
-        """What going on to a line says about the condition; None while it is still being evaluated."""
+        """The outcome of the condition if execution continues at a line; None while it is still being evaluated."""
         if self.test[0] <= line <= self.test[1]:
             return None
         return self.body[0] <= line <= self.body[1]
@@ -50,9 +50,9 @@ class Function:
 
     Attributes:
         name: qualified within the file.
-        lines: that hold code.
-        conditions: the lines of its conditions, those that it returns included.
-        names: globals and attributes that it names, among them whatever it can call.
+        lines: those with code.
+        conditions: the lines of its conditions, including returned ones.
+        names: globals and attributes that it refers to, including everything that it can call.
     """
 
     name: str
@@ -63,11 +63,11 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class ReachableCode:
-    """What can be reached in a file; nothing where it cannot be read.
+    """What can be reached in a file; empty if it cannot be read.
 
     Attributes:
-        conditions: by each line that a condition stands on, the one that begins last.
-        true: by each line, the lines of the conditions in whose bodies it stands: they were true where it runs.
+        conditions: by each line of a condition, the one that begins last.
+        true: by each line, the lines of the conditions whose bodies contain it: they were true if it runs.
         returned: the lines of `return` statements that return a condition.
     """
 
@@ -79,7 +79,7 @@ class ReachableCode:
 
 @cache
 def source_of(file: str) -> ReachableCode:
-    """Read a file. One that is no source file that this Python reads has nothing to reach."""
+    """Read a file. A file that this Python cannot parse has nothing to reach."""
     try:
         text = Path(file).read_text(encoding="utf-8")
         tree = ast.parse(text)
@@ -107,12 +107,12 @@ def source_of(file: str) -> ReachableCode:
     return ReachableCode(tuple(functions), conditions, true, returned)
 
 
-#: Functions that answer with true or false.
+#: Functions that return a boolean.
 _ANSWERS = frozenset({"all", "any", "bool", "callable", "hasattr", "isinstance", "issubclass"})
 
 
 def returns_condition(node: ast.AST) -> TypeGuard[ast.Return]:
-    """Whether it is a `return` of what is true or false by its form."""
+    """Whether it is a `return` of a syntactically boolean expression."""
     return isinstance(node, ast.Return) and node.value is not None and _is_condition(node.value)
 
 
@@ -131,14 +131,14 @@ def _condition(node: ast.AST) -> Condition | None:
         return None
     test = node.test.lineno, node.test.end_lineno or node.test.lineno
     first, last = node.body[0], node.body[-1]
-    decorators = getattr(first, "decorator_list", [])  # stand above the line that a definition is filed under
+    decorators = getattr(first, "decorator_list", [])  # are above the line that a definition is filed under
     body = min(one.lineno for one in (first, *decorators)), last.end_lineno or last.lineno
     returns = isinstance(last, ast.Return)
     return Condition(node.lineno, test, body, ast.unparse(node.test), returns) if body[0] > test[1] else None
 
 
 def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """The line of a function's first statement that is no docstring."""
+    """The line of a function's first statement, without the docstring."""
     documented = ast.get_docstring(node, clean=False) is not None
     return node.body[1].lineno if documented and len(node.body) > 1 else node.body[0].lineno
 
@@ -169,7 +169,7 @@ def _lines(code: CodeType) -> set[int]:
 
 
 def _names(code: CodeType) -> set[str]:
-    """What a function names, in its lambdas, comprehensions, classes and inner functions as well."""
+    """The names that a function refers to, including its lambdas, comprehensions, classes and inner functions."""
     found = {*code.co_names, *code.co_cellvars, *code.co_freevars}
     for inner in code.co_consts:
         if isinstance(inner, CodeType):

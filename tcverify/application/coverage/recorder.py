@@ -1,8 +1,8 @@
-"""Which lines of a pass's own code run, and which way its conditions go: recorded where the pass runs, while it runs.
+"""Which lines of a pass's own code run, and the outcomes of its conditions: recorded while the pass runs, in its process.
 
-By `sys.monitoring` from Python 3.12 on: every place reports once and is then switched off, so that a pass that has been through
-all of its code runs at full speed. Before that by `sys.settrace`, which costs all frames something: there some programs are
-watched, ever fewer of them; see `Recorder.taken`.
+From Python 3.12 on this uses `sys.monitoring`: every location reports once and is then disabled, so that a pass whose code was
+reached completely runs at full speed. Older versions use `sys.settrace`, which slows down all frames: so only some programs are
+watched, with decreasing frequency; see `Recorder.taken`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from torch import fx
 
 from tcverify.application.coverage.reachable import source_of
 
-#: `sys.monitoring`, where this Python has it.
+#: `sys.monitoring`, if this Python has it.
 _MONITORING: Any = getattr(sys, "monitoring", None)
 
 
 class CodePoint(NamedTuple):
-    """A place in the pass's code that was reached.
+    """A location in the pass's code that was reached.
 
     Attributes:
-        outcome: of the condition on this line, or that is returned there: 1 where it was true, 0 where it was false; -1: the line
+        outcome: of the condition on this line, or the one returned there: 1 if it was true, 0 if it was false; -1: the line
             ran.
     """
 
@@ -41,10 +41,10 @@ class CodePoint(NamedTuple):
 
 
 class Scope:
-    """The files that belong to a pass: those that define it, and those beside them in their packages.
+    """The files that belong to a pass: those that define it, and other files of their packages.
 
     Attributes:
-        files: that define it.
+        files: those that define it.
     """
 
     def __init__(self, files: Iterable[str], packages: Iterable[str] = ()) -> None:
@@ -53,7 +53,7 @@ class Scope:
         self._known: dict[str, str | None] = {}
 
     def of(self, file: str) -> str | None:
-        """The real path of a file that belongs to the pass, None for any other."""
+        """The real path of a file that belongs to the pass, None for any other file."""
         if file not in self._known:
             real = os.path.realpath(file)
             ours = real in self.files or real.startswith(self._packages)
@@ -65,7 +65,7 @@ def scope_of(subjects: Iterable[Any], covered: Iterable[str]) -> Scope:
     """Return the scope of passes, as they are loaded.
 
     Args:
-        covered: names of modules that are to count in place of those that define the passes.
+        covered: names of modules that count instead of those that define the passes.
     """
     named = [_file(sys.modules.get(name)) or _path_of(name) for name in covered]
     if named:
@@ -95,7 +95,7 @@ def _file(module: ModuleType | None) -> str | None:
 
 
 def _path_of(name: str) -> str | None:
-    """The file of a module of a package that is imported, without importing the module."""
+    """The file of a module of an imported package, without importing the module."""
     top, *rest = name.split(".")
     root = _file(sys.modules.get(top))
     if root is None:
@@ -106,10 +106,10 @@ def _path_of(name: str) -> str | None:
 
 
 class Recorder:
-    """Records what is reached for the first time since it was made.
+    """Records what is reached for the first time during the recorder's lifetime.
 
     Args:
-        monitored: whether by `sys.monitoring`; by default where there is one.
+        monitored: whether to use `sys.monitoring`; by default if it exists.
     """
 
     def __init__(self, scope: Scope, *, monitored: bool | None = None) -> None:
@@ -130,11 +130,11 @@ class Recorder:
             self._tool = self._monitor()
 
     def taken(self) -> list[CodePoint]:
-        """What a program has reached for the first time; called after each.
+        """What a program has reached for the first time; called after each program.
 
-        Where watching costs time, the 1st, 2nd, 4th, 8th, … program is watched, each that follows one that was watched and
-        reached something new, and those that `misses` names. So the cost is bounded by what there is to reach, and seeds tell the
-        same again.
+        If watching costs time, these programs are watched: the 1st, 2nd, 4th, 8th, …; the successor of each watched one that
+        reached something new; and those that `misses` names. So the cost is bounded by the amount of code, and equal seeds give
+        equal results.
         """
         new, self._new = self._new, []
         self._programs += 1
@@ -142,9 +142,10 @@ class Recorder:
         return new
 
     def misses(self, outcome: Hashable) -> bool:
-        """Whether the pass has done to a program what it did to none that was watched: it is to be applied again, now watched.
+        """Whether the pass has done something to a program that it did to no watched program: then it is applied again
+        and watched.
 
-        Without that, lines would be told as never reached that everybody can see at work.
+        Otherwise lines would be reported as never reached although results show that they ran.
         """
         missed = self._tool is None and not self._traced and outcome not in self._outcomes
         self._traced = self._traced or missed
@@ -153,17 +154,17 @@ class Recorder:
         return missed
 
     def ask(self, points: Iterable[CodePoint], *, look: bool = False) -> None:
-        """Report these places again if the next program reaches them, and watch it in any case.
+        """Report these locations again if the next program reaches them, and watch it in any case.
 
         Args:
-            look: note which nodes each condition is about; see `looked`.
+            look: record which nodes each condition is about; see `looked`.
         """
         self._looked = {} if look else None
         self._traced = True
         self.forget(points)
 
     def forget(self, points: Iterable[CodePoint] | None) -> None:
-        """Report these places (None: all) again, as if no program had reached them."""
+        """Report these locations (None: all) again, as if no program had reached them."""
         again = self._seen.intersection(self._seen if points is None else points)
         if again:
             self._seen -= again
@@ -174,11 +175,11 @@ class Recorder:
                 _MONITORING.restart_events()
 
     def looked(self) -> dict[tuple[str, int], tuple[str, ...]]:
-        """The nodes that were at hand where a condition was evaluated, in variables of its function, by file and line."""
+        """The nodes in the variables of a function when a condition was evaluated, by file and line."""
         return {where: tuple(names) for where, names in (self._looked or {}).items()}
 
     def _look(self, file: str, line: int, frame: FrameType) -> None:
-        """Note the nodes in the variables of a function that is about to evaluate a condition."""
+        """Record the nodes in the variables of a function that is about to evaluate a condition."""
         source = source_of(file)
         condition = source.conditions.get(line)
         asked = line in source.returned if condition is None else condition.line == line
@@ -189,12 +190,12 @@ class Recorder:
 
     @property
     def traces(self) -> bool:
-        """Whether it has to be told where to watch."""
+        """Whether `watching` has to be entered for it to record."""
         return self._tool is None
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch inside the block, where monitoring does not do so anyway."""
+        """Watch inside the block, unless monitoring does so anyway."""
         if self._tool is not None or not self._traced or sys.gettrace() is not None:
             yield
             return
@@ -205,7 +206,7 @@ class Recorder:
             sys.settrace(None)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         if self._tool is not None:
             _MONITORING.set_events(self._tool, 0)
             _MONITORING.free_tool_id(self._tool)
@@ -217,27 +218,27 @@ class Recorder:
             self._new.append(point)
 
     def _ran(self, file: str, line: int) -> None:
-        """Note that a line runs, and with it that the conditions were true in whose bodies it stands."""
+        """Record that a line runs, and so that the conditions whose bodies contain it were true."""
         self._reach(CodePoint(file, line))
         for condition in source_of(file).true.get(line, ()):
             self._reach(CodePoint(file, condition, 1))
 
     def _returned(self, file: str, line: int, value: Any) -> None:
-        """Note what a function returned, where that is a condition. Of other objects it is not asked whether they are true."""
+        """Record what a function returned, if it is a condition. Other objects are not converted to a boolean."""
         if line in source_of(file).returned and (value is None or isinstance(value, (bool, int, list, tuple, fx.Node))):
             self._reach(CodePoint(file, line, int(bool(value))))
 
     # ------------------------------------------------------------------------------------------------ sys.monitoring
 
     def _monitor(self) -> int | None:
-        """Watch every function of the scope from its first call on; None where others hold all the places for tools."""
+        """Watch every function of the scope from its first call on; None if other tools use all tool ids."""
         monitoring: Any = _MONITORING
         tool = next((number for number in (4, 3, 2) if monitoring.get_tool(number) is None), None)
         if tool is None:
             return None
         events = monitoring.events
         branches = [getattr(events, name) for name in ("BRANCH_LEFT", "BRANCH_RIGHT") if hasattr(events, name)]
-        directed = bool(branches)  # a place reports each way that a jump goes apart
+        directed = bool(branches)  # reports each direction of a jump separately
         branches = branches or [events.BRANCH]
         watched = events.LINE | events.PY_RETURN
         for one in branches:
@@ -278,11 +279,12 @@ class Recorder:
         for event in branches:
             monitoring.register_callback(tool, event, branch)
         monitoring.set_events(tool, events.PY_START)
-        monitoring.restart_events()  # places that an earlier recorder of this process has switched off
+        monitoring.restart_events()  # locations that an earlier recorder of this process has disabled
         return tool
 
     def _went(self, code: CodeType, offset: int, target: int) -> bool:
-        """Note the way that a jump went; whether no other way matters: that a condition is true its body tells."""
+        """Record the direction of a jump; returns whether the other direction is irrelevant: the body shows that a
+        condition is true."""
         file = self.scope.of(code.co_filename) or ""
         layout = _layout(code)
         condition = source_of(file).conditions.get(layout.line(offset))
@@ -302,9 +304,9 @@ class Recorder:
     # -------------------------------------------------------------------------------------------------- sys.settrace
 
     def _enter(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
-        """Trace the frames of those of the pass's functions of which something is yet to be reached."""
+        """Trace the frames of those functions of the pass of which something is not reached yet."""
         code = frame.f_code
-        if code.co_filename in self._foreign:  # nearly all: this is called for every call that FX makes
+        if code.co_filename in self._foreign:  # nearly all frames: this is called for every call that FX makes
             return None
         file = self.scope.of(code.co_filename)
         if file is None:
@@ -316,7 +318,7 @@ class Recorder:
 
         def trace(frame: FrameType, event: str, value: Any) -> Callable[..., Any]:
             nonlocal last
-            if event == "exception":  # says nothing of a condition that was being evaluated
+            if event == "exception":  # does not show the outcome of a condition that was being evaluated
                 last = 0
                 return trace
             line = frame.f_lineno if event == "line" else 0
@@ -333,7 +335,7 @@ class Recorder:
         return trace
 
     def _left(self, code: CodeType, file: str) -> set[CodePoint]:
-        """What is yet to be reached of a function."""
+        """What is not reached yet of a function."""
         missing, known = self._missing.get(id(code), (None, 0))
         if missing is None:
             self._codes[id(code)] = code
@@ -350,7 +352,7 @@ class Recorder:
         return missing
 
     def _went_on(self, file: str, last: int, line: int) -> None:
-        """Note that a function went on from one line to another, to none where it returned."""
+        """Record that a function continued from one line to another, or returned if there is none."""
         if line:
             self._ran(file, line)
         condition = source_of(file).conditions.get(last)
@@ -360,7 +362,7 @@ class Recorder:
 
 
 class _Layout:
-    """Where the instructions of a code object stand."""
+    """The lines of the instructions of a code object."""
 
     def __init__(self, code: CodeType) -> None:
         spans = [(start, line or 0) for start, _, line in code.co_lines()]
@@ -368,12 +370,12 @@ class _Layout:
         self._ops = {one.offset: one.opname for one in dis.get_instructions(code)}
 
     def line(self, offset: int) -> int:
-        """The line of an instruction, 0 where it has none."""
+        """The line of an instruction, 0 if it has none."""
         place = bisect_right(self._starts, offset) - 1
         return self._lines[place] if place >= 0 else 0
 
     def leaves(self, offset: int) -> bool:
-        """Whether an instruction leaves where it stands."""
+        """Whether an instruction leaves its line."""
         return self._ops.get(offset, "").startswith(("RETURN", "JUMP"))
 
 

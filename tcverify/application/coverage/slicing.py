@@ -1,4 +1,4 @@
-"""What a condition depends on, read from the source: its own terms, what its variables were assigned, and what it calls."""
+"""What a condition depends on, determined from the source: its own terms, assignments to its variables, and its callees."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tcverify.application.coverage.reachable import returns_condition
 
-#: Steps from a condition to what it depends on that are followed.
+#: Number of steps from a condition to its dependencies that are followed.
 DEPTH = 3
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -18,7 +18,7 @@ def conditions_of(tree: ast.Module) -> Iterator[tuple[int, list[ast.AST], list[a
     """The conditions of `if` and `while`, in functions and outside, and those that functions return.
 
     Yields:
-        The line; the expressions that it is made of, the nearest first; and the functions of the module that these call.
+        The line; the expressions that it depends on, nearest first; and the functions of the module that these call.
     """
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, Function)}
     yield from _inside(tree, {}, functions)
@@ -59,7 +59,7 @@ def _slice(
 
 
 def _assigned(function: Function) -> dict[str, list[ast.expr]]:
-    """By name of a variable, what a function assigns to it."""
+    """By name of a variable, the expressions that a function assigns to it."""
     found: dict[str, list[ast.expr]] = defaultdict(list)
     for node in ast.walk(function):
         if isinstance(node, ast.Assign):

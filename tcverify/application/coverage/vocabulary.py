@@ -1,4 +1,5 @@
-"""What a pass names: ops, numbers, dtypes and keys of metadata in the source of its modules. It is read; nothing is called."""
+"""The vocabulary of a pass: ops, numbers, dtypes and metadata keys in the source of its modules. The source is parsed;
+nothing is called."""
 
 from __future__ import annotations
 
@@ -17,23 +18,23 @@ from tcverify.application.coverage.recorder import Scope
 from tcverify.application.coverage.slicing import conditions_of
 from tcverify.ops import qualified_name
 
-#: Modules that are read at most: those that define the pass, and those of its packages that these name.
+#: Largest number of modules that are read: those that define the pass, and those of its packages that these refer to.
 MOST_MODULES = 20
 
-#: Names and numbers of each kind that are kept.
+#: Largest number of names and of numbers of each kind.
 MOST_NAMES = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a pass names, in the order of its source.
+    """The vocabulary of a pass, in source order.
 
     Attributes:
         ops: qualified names.
         integers, floats, dtypes: constants in functions.
-        keys: strings that metadata, or anything, is looked up by.
-        conditions: by file and line, what each condition depends on, ops and numbers: those named in it, where its variables are
-            assigned, and in functions of the module that it calls (ops alone).
+        keys: strings used as keys, of metadata or anything else.
+        conditions: by file and line, the ops and numbers that each condition depends on: those in the condition, in assignments
+            to its variables, and in functions of the module that it calls (only ops).
     """
 
     ops: tuple[str, ...] = ()
@@ -45,7 +46,7 @@ class Vocabulary:
 
 
 def vocabulary_of(scope: Scope) -> Vocabulary:
-    """Read what the modules of a pass name. A module whose source is not there adds nothing."""
+    """Read the vocabulary of a pass's modules. A module without source adds nothing."""
     found = _Reader()
     for module in _modules(scope):
         found.read(module)
@@ -54,7 +55,7 @@ def vocabulary_of(scope: Scope) -> Vocabulary:
 
 
 def _modules(scope: Scope) -> list[types.ModuleType]:
-    """The modules that define the pass, and those in its scope of which they name something."""
+    """The modules that define the pass, and those in its scope of which they use something."""
     by_file: dict[str, types.ModuleType] = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
@@ -80,7 +81,7 @@ def _modules(scope: Scope) -> list[types.ModuleType]:
 
 
 class _Reader:
-    """Gathers names, each once, in order."""
+    """Collects names, each once, in order."""
 
     def __init__(self) -> None:
         self.kinds: tuple[dict[Any, None], ...] = ({}, {}, {}, {}, {})
@@ -133,7 +134,7 @@ class _Reader:
 
 
 def _named(node: ast.AST, names: dict[str, Any]) -> Iterator[str | float]:
-    """The ops and numbers that a part of a condition names."""
+    """The ops and numbers that a part of a condition refers to."""
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
         yield node.value
     elif isinstance(node, ast.Name):
@@ -146,7 +147,7 @@ _SPACES = (types.ModuleType, type(torch.ops), type(torch.ops.aten), torch._ops.O
 
 
 def _value(node: ast.expr, names: dict[str, Any]) -> Any:
-    """What a name with attributes stands for, through modules and namespaces of ops alone; None for all else."""
+    """The value of a dotted name, looked up only through modules and namespaces of ops; None for anything else."""
     if isinstance(node, ast.Name):
         found = names.get(node.id)
         return found if isinstance(found, (*_SPACES, torch._ops.OpOverload)) else None
@@ -163,7 +164,7 @@ def _value(node: ast.expr, names: dict[str, Any]) -> Any:
 
 
 def _ops_in(value: Any, depth: int = 2) -> Iterator[str]:
-    """The names of the ops that a value is, or holds."""
+    """The names of the ops that a value is, or contains."""
     if isinstance(value, torch._ops.OpOverload):
         yield qualified_name(value)
     elif isinstance(value, torch._ops.OpOverloadPacket):
@@ -175,7 +176,7 @@ def _ops_in(value: Any, depth: int = 2) -> Iterator[str]:
     elif depth and isinstance(value, (list, tuple)):
         for one in value:
             yield from _ops_in(one, depth - 1)
-    elif depth and isinstance(value, (set, frozenset)):  # in an order of which every run has the same
+    elif depth and isinstance(value, (set, frozenset)):  # in an order that is the same in every run
         yield from sorted(name for one in value for name in _ops_in(one, depth - 1))
     elif depth and isinstance(value, dict):
         yield from _ops_in([*value, *value.values()], depth)

@@ -21,13 +21,13 @@ from tcverify.program import Program
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What an application of a pass is to be watched for.
+    """What to record of one application of a pass.
 
     Attributes:
-        points: places that are reported if they are reached, though other programs have reached them before.
-        look: whether the nodes that conditions are about are reported; see `PassTrace.looked`.
-        edits: whether the lines that edited each node are reported; see `PassTrace.edited`.
-        judge: whether the rewritten program is wanted, and what is wrong with it; else what is reached is all that is reported.
+        points: locations to report even if earlier programs have reached them.
+        look: whether to report the nodes that conditions are about; see `PassTrace.looked`.
+        edits: whether to report the lines that edited each node; see `PassTrace.edited`.
+        judge: whether to return the rewritten program and its defects; otherwise only coverage is reported.
     """
 
     points: frozenset[CodePoint] = frozenset()
@@ -37,11 +37,11 @@ class Watch:
 
 
 class WatchedPass:
-    """A loaded pass of which it is recorded what it reaches of its code.
+    """A loaded pass whose coverage is recorded.
 
     Args:
-        covered: names of the modules whose code counts; none for those that define the pass.
-        brief: seconds below which an application that was not watched may be repeated, now watched.
+        covered: names of the modules whose code counts; an empty list means those that define the pass.
+        brief: an unwatched application that took less than this many seconds may be repeated and watched.
 
     Attributes:
         files: those that define the pass.
@@ -58,14 +58,14 @@ class WatchedPass:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """What the pass names."""
+        """The vocabulary of the pass."""
         return vocabulary_of(self._scope)
 
     def apply(self, program: Program, *, deep: bool = False, watch: Watch | None = None) -> Pair:
-        """Apply the pass as `apply_pass` does, and say what it has reached for the first time, or is watched for.
+        """Apply the pass as `apply_pass` does, and record what it reached for the first time, or what `watch` requests.
 
         Args:
-            watch: None watches some programs, where watching costs time; see `Recorder.taken`.
+            watch: None watches some programs, if watching costs time; see `Recorder.taken`.
         """
         self._last = []
         if watch is not None and watch.edits:
@@ -82,7 +82,7 @@ class WatchedPass:
         return pair
 
     def forget(self, *, everything: bool = False) -> None:
-        """Say again what the last application has reached for the first time, of which nobody has taken note; or `everything`."""
+        """Report again what the last application reached for the first time, if that report was lost; or `everything`."""
         self._recorder.forget(None if everything else self._last)
         self._last = []
 
@@ -102,7 +102,7 @@ class WatchedPass:
         return pair
 
     def _watched(self, loaded: LoadedPass) -> LoadedPass:
-        """The pass, and its stages, watched while they are called, and not while their results are judged."""
+        """The pass, and its stages, watched while they are called, but not while their results are judged."""
 
         def call(module: fx.GraphModule) -> Any:
             with self._recorder.watching():
@@ -112,7 +112,7 @@ class WatchedPass:
 
 
 def _outcome(pair: Pair) -> Hashable:
-    """What a pass has done to a program, as far as other code of it may have done that."""
+    """What a pass has done to a program, as far as it may be due to other code of the pass."""
     aspects = frozenset(defect.aspect for defect in pair.defects)
     failure = pair.failure.kind if pair.failure is not None else None
     return pair.changed, pair.declined is not None, failure, aspects, frozenset(pair.rewrites)

@@ -1,1 +1,1 @@
-"""Checks of host IR: what hosts give to streams, and what they wait for."""
+"""Checks of host IR: what hosts issue to streams, and what they wait for."""

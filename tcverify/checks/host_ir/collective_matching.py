@@ -1,8 +1,8 @@
-"""Meeting: whether streams of host IR come to their ends where hosts that block at waits would not.
+"""Matching: whether streams of host IR terminate where hosts that block at waits would not.
 
-A wait of host IR holds up the stream that is current, and not the host. Executors that run a rank as one program, in lockstep
-or on a backend whose waits block, can so wait for ever where streams would go on: one receives on a worker stream, and what its
-peer waits for is sent later, on another one.
+A wait of host IR blocks the current stream, and not the host. Executors that run a rank as one sequential program,
+in lockstep or on a backend whose waits block, can therefore hang where streams would proceed: a receive is on a worker
+stream, and the send that it needs is issued later, on another stream.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _Place = tuple[int, int]
 
 
 def streams_meet(program: Program) -> bool:
-    """Whether all ops of all ranks come to their ends on their streams: each behind the one before it on its stream and what that
-    stream waits for, communications when all of the team have begun them. False where it is not known. Linear in ops and edges.
+    """Whether all ops of all ranks terminate on their streams: each after the previous op of its stream and what that stream
+    waits for, communications once all members of the team have begun them. False if unknown. Linear in ops and edges.
     """
     readings = {rank: reading for reading, ranks in lowered_ranks(program) for rank in ranks}
     others = {binding.graph for rank, binding in enumerate(program.ranks) if rank not in readings}
@@ -40,7 +40,7 @@ def streams_meet(program: Program) -> bool:
                 ready.append((rank, index))
     begun: dict[
         tuple[tuple[int, ...], int], list[_Place]
-    ] = {}  # those of a team that have begun its n-th communication
+    ] = {}  # members of a team that have begun its n-th communication
     entered: dict[tuple[tuple[int, ...], int], int] = {}  # of a team and a rank
     while ready:
         rank, index = ready.popleft()
@@ -62,7 +62,7 @@ def streams_meet(program: Program) -> bool:
 
 
 def _known(reading: StreamReading) -> bool:
-    """Whether it is known which streams ops run on and which teams communicate: no anchors, no collectives that block."""
+    """Whether the streams of ops and the teams of communications are known: no anchors, no blocking collectives."""
     if not reading.host or reading.mixed is not None or reading.conflicts:
         return False
     return all(op.stream in reading.teams for op in reading.ops if op.collective)

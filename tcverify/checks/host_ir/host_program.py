@@ -1,4 +1,4 @@
-"""Host programs: what a pass promises of the streams of host IR, and that nothing of what it lowers is left."""
+"""Host programs: promises about the streams of host IR, and ops that a lowering must not leave behind."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ CHECK = "host-program"
 
 
 def check_host_program(evidence: Evidence) -> list[Finding | Doubt]:
-    """Report worker streams that there are not, a caller's stream that is not current again, workers that do not wait for it,
-    and what a lowering leaves.
+    """Report invalid worker streams, a caller's stream that is not restored, workers that do not wait for it, and ops
+    that a lowering left behind.
 
     One finding per kind: the first on the lowest rank. Without the promises `streams` and `lowered`, only indices that no
     stream can have are reported.
@@ -79,7 +79,7 @@ def _last_switch(reading: StreamReading) -> str | None:
 
 
 def _unsynchronised(reading: StreamReading, contract: Contract, rank: int) -> Finding | None:
-    """The first op of the first worker that does not wait for the caller's stream, where no race says so already."""
+    """The first op of the first worker that does not wait for the caller's stream, unless a race reports it already."""
     clocks = clocks_of(reading)
     seen = {MAIN_STREAM}
     raced: set[int] | None = None

@@ -1,4 +1,4 @@
-"""Races in host IR: two accesses to one part of a storage, one of them a write, that nothing orders."""
+"""Races in host IR: two unordered accesses to the same part of a storage, at least one of them a write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tcverify.program.stream_options import MAIN_STREAM
 
 @dataclass(slots=True)
 class _Past:
-    """What was done to a part of a storage: the last write of it, and since then the last read on every stream."""
+    """The accesses to a part of a storage: its last write, and the last read since then on every stream."""
 
     writer: int | None = None
     readers: dict[int, int] = field(default_factory=dict)
@@ -30,8 +30,8 @@ _Pasts = dict[int, dict[ByteRange, _Past]]
 def host_races_of(reading: StreamReading, clocks: Clocks, contract: Contract) -> list[Race]:
     """Return the races of a graph in host IR, in issue order.
 
-    An access is compared with the last accesses of the parts that overlap its own: of those to a storage, linear in its
-    different parts.
+    An access is compared with the last accesses to overlapping parts of its storage: linear in the number of
+    distinct parts.
     """
     found: list[Race] = []
     pasts: _Pasts = {}
@@ -46,7 +46,7 @@ def host_races_of(reading: StreamReading, clocks: Clocks, contract: Contract) ->
     end = len(reading.ops)
     returned = list(reading.output.touches)
     known = {touch.storage for touch in returned}
-    for storage in reading.inputs:  # the caller reads those too that the graph has written into
+    for storage in reading.inputs:  # the caller also reads inputs that the graph has written to
         if storage not in known:
             returned.append(Touch(storage, -1, None, writes=False))
     for touch in returned:
@@ -60,7 +60,7 @@ def _whole(touch: Touch) -> Touch:
 
 
 def _compared(pasts: _Pasts, touch: Touch, at: int, second: int | None, stream: int, clocks: Clocks) -> list[Race]:
-    """The races of an access with what came before; adds it to that."""
+    """Return the races of an access with earlier ones; then add it to them."""
     found: list[Race] = []
     part = WHOLE if touch.part is None else touch.part
     value = touch.through if touch.through >= 0 else None
@@ -85,8 +85,8 @@ def _compared(pasts: _Pasts, touch: Touch, at: int, second: int | None, stream: 
 
 
 def is_reported_elsewhere(reading: StreamReading, race: Race) -> bool:
-    """Whether another check says the same: that of order, where the host has not come to a wait for a communication; that of
-    memory, where it uses again what it has freed."""
+    """Whether another check reports the same race: the check of order, if the host has not reached the wait for a
+    communication; the check of memory, if the host uses storage that it has freed."""
     if race.first == BEGINNING:
         return False
     if reading.ops[race.first].op == DEALLOCATE:
@@ -102,7 +102,7 @@ def is_reported_elsewhere(reading: StreamReading, race: Race) -> bool:
 
 
 def host_race(reading: StreamReading, races: list[Race], rank: int) -> Finding:
-    """Report the first of some races of a graph."""
+    """Report the first of the races of a graph."""
     race = races[0]
     first = reading.ops[race.first] if race.first != BEGINNING else None
     second = reading.ops[race.second] if race.second is not None else None
@@ -122,13 +122,13 @@ def host_race(reading: StreamReading, races: list[Race], rank: int) -> Finding:
 
 
 def stream_around(reading: StreamReading, op: IssuedOp) -> str:
-    """What a stream runs before and after an op; of a communication, the stream behind which it begins."""
+    """What a stream runs before and after an op; for a communication, the stream on which it is issued."""
     queue = [other for other in reading.ops if op.queued_on in (other.stream, other.queued_on)]
     return excerpt(stream_words(reading, op.queued_on), queue, op)
 
 
 def describe_race(reading: StreamReading, race: Race) -> str:
-    """A race in one sentence: both accesses, where they run, and what is missing between them."""
+    """Describe a race in one sentence: both accesses, where they run, and the missing order between them."""
     first = reading.ops[race.first] if race.first != BEGINNING else None
     second = reading.ops[race.second] if race.second is not None else reading.output
     value = reading.names[race.value] if race.value is not None else reading.inputs.get(race.storage, "?")
@@ -157,14 +157,14 @@ def describe_place(reading: StreamReading, op: IssuedOp) -> str:
 
 
 def stream_words(reading: StreamReading, stream: int) -> str:
-    """A stream in the words of the source program: whose it is."""
+    """A stream in the terms of the source program."""
     if stream in reading.teams:
         return f"the stream of team {list(reading.teams[stream])}"
     return "the caller's stream" if stream == MAIN_STREAM else f"worker stream {stream - 1}"
 
 
 def _missing(reading: StreamReading, race: Race, first: IssuedOp | None, second: IssuedOp | None) -> str:
-    """The wait or synchronisation that is missing between two accesses."""
+    """The wait or synchronization that is missing between two accesses."""
     waiting = stream_words(reading, second.queued_on if second is not None else MAIN_STREAM)
     if first is None:
         return f"{waiting} is not synchronised with {stream_words(reading, MAIN_STREAM)} before"

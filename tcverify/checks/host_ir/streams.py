@@ -1,9 +1,9 @@
-"""Streams of host IR: where the ops of a graph run, and what they wait for, by what is current when the host comes to them.
+"""Streams of host IR: where the ops of a graph run and what they wait for, determined by the current stream at each op.
 
-Ops run on the stream that is current; the caller's, number 0, is so at the beginning, and worker i is number i + 1. `synchronize`
-makes the current stream wait for what is queued on another one so far. A communication begins behind what is queued on the
-current stream, runs behind the earlier communications of its team on a stream of its own (numbered below 0), and is complete
-for the streams that wait for it. What they wait for binds all that is queued on them later, also through other streams.
+Ops run on the current stream. At the beginning this is the caller's, number 0; worker i is number i + 1. `synchronize`
+makes the current stream wait for everything queued on another stream so far. A communication begins after the ops queued on
+the current stream, runs after earlier communications of its team on a separate stream (with a number below 0), and is
+complete for the streams that wait for it. These dependencies hold for all ops queued later, and also through other streams.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _TO_A_PEER = ("host_ir::send", "host_ir::recv")
 
 
 def reads_rank(graph: fx.Graph) -> bool:
-    """Whether teams of a graph depend on which rank it is, and not on arguments alone."""
+    """Whether teams of a graph depend on the rank, and not on arguments alone."""
     return any(node.op == "call_function" and lookup(node.target).name in _TO_A_PEER for node in graph.nodes)
 
 
 def find_mixed_anchors(graph: fx.Graph) -> tuple[str, str] | None:
-    """The first anchor and the first op of host IR of a graph that has both, by their names."""
+    """The first anchor and the first op of host IR in a graph that has both, by name."""
     anchor = host = ""
     for node in graph.nodes:
         name = lookup(node.target).name if node.op == "call_function" else ""
@@ -41,7 +41,7 @@ def find_mixed_anchors(graph: fx.Graph) -> tuple[str, str] | None:
 
 
 def read_host_ir(graph: fx.Graph, constants: Mapping[str, Any], rank: int) -> StreamReading:
-    """Read a graph of host IR, in the order in which the host issues it. Linear in the graph (times streams)."""
+    """Read a graph of host IR in issue order. Linear in the graph (times streams)."""
     return _Reader(graph, constants, rank).read()
 
 
@@ -55,12 +55,12 @@ class _Reader:
         self._reading = StreamReading(lowered=True, host=True)
         self._numbers: dict[fx.Node, int] = {}
         self._current = MAIN_STREAM
-        self._tokens: dict[fx.Node, int] = {}  # what stands for a stream -> the stream
+        self._tokens: dict[fx.Node, int] = {}  # node of a stream -> the stream
         self._last: dict[int, int] = {MAIN_STREAM: BEGINNING}  # stream -> the last op that is queued on it
-        self._pending: dict[int, dict[int, int]] = {}  # stream -> what its next op waits for: by stream, its last op
+        self._pending: dict[int, dict[int, int]] = {}  # stream -> dependencies of its next op: by stream, its last op
         self._bound_by: dict[
             tuple[int, int], int
-        ] = {}  # stream, one that it waits for -> number of the node that says so
+        ] = {}  # stream, one that it waits for -> number of the node responsible
         self._posted: dict[fx.Node, int] = {}  # communication -> its op
         self._arriving: dict[int, dict[int, int]] = {}  # storage -> stream of a team -> its last one into it
         self._teams: dict[tuple[int, ...], int] = {}
@@ -109,7 +109,8 @@ class _Reader:
             self._reading.ops.append(issued)
 
     def _earlier(self, node: fx.Node, issued: IssuedOp) -> tuple[int, ...]:
-        """The op before a `set` or `reduce` among the same ranks: not lowered yet, they keep their order like those of a team."""
+        """The op before a `set` or `reduce` among the same ranks: before lowering, these keep their order, as those of a team
+        do."""
         if not issued.op.startswith("multidevice::"):
             return ()
         given = self._given(node)
@@ -123,7 +124,7 @@ class _Reader:
         return () if before is None else (before,)
 
     def _works(self, number: int, node: fx.Node, op: Op | None) -> bool:
-        """Whether a call does more than return what it is given."""
+        """Whether a call does more than return its argument."""
         memory = self._memory
         if memory.writes[number] or number in self._unknown or (op is not None and op.effect):
             return True
@@ -154,7 +155,7 @@ class _Reader:
             self._arriving.setdefault(storage, {})[issued.stream] = index
 
     def _stream_of_team(self, node: fx.Node) -> int:
-        """The stream on which the communications of a team run. Messages to a peer are those of a team of two."""
+        """The stream on which the communications of a team run. Messages to a peer belong to a team of two."""
         given = self._given(node)
         peer, team = given.get("peer"), given.get("team")
         if isinstance(peer, int):
@@ -167,8 +168,8 @@ class _Reader:
         return self._teams[key]
 
     def _land(self, number: int, node: fx.Node) -> None:
-        """Make the current stream wait for the communication whose result it is given; where that is another value, for all
-        that write into its storage."""
+        """Make the current stream wait for the communication whose result it gets; for any other value, for all
+        communications that write into its storage."""
         communication = self._given(node).get("communication")
         if not isinstance(communication, fx.Node):
             return
@@ -186,14 +187,14 @@ class _Reader:
     # -------------------------------------------------------------------------------------------------------- streams
 
     def _behind(self, stream: int) -> dict[int, int]:
-        """What is queued on a stream so far, and what that waits for: by stream, its last op."""
+        """The last op queued on a stream so far, and its dependencies: by stream, its last op."""
         found = dict(self._pending.get(stream, {}))
         if stream in self._last:
             found[stream] = self._last[stream]
         return found
 
     def _await(self, ops: Mapping[int, int], number: int) -> None:
-        """Bind what will be queued on the current stream, as a node says."""
+        """Add a dependency of ops that will be queued on the current stream, as declared by a node."""
         pending = self._pending.setdefault(self._current, {})
         for stream, op in ops.items():
             if stream != self._current and (stream not in pending or pending[stream] < op):
@@ -201,7 +202,7 @@ class _Reader:
                 self._bound_by[self._current, stream] = number
 
     def _take(self, stream: int) -> tuple[int, ...]:
-        """What the next op of a stream waits for, which those behind it then do as well."""
+        """The dependencies of the next op of a stream, which later ops inherit."""
         pending = self._pending.pop(stream, {})
         next_op = len(self._reading.ops)
         self._reading.bound += [(op, next_op, self._bound_by[stream, other]) for other, op in pending.items()]
@@ -223,7 +224,7 @@ class _Reader:
         return stream
 
     def _given(self, node: fx.Node) -> dict[str, Any]:
-        """Arguments by name; nodes stay nodes."""
+        """Arguments by name; nodes are kept."""
         schema = schema_of(node.target)
         names = [argument.name for argument in schema.arguments] if schema is not None else []
         given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}

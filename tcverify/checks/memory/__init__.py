@@ -1,1 +1,1 @@
-"""Which values share memory, for how long they live, and the checks of peaks and of communication buffers."""
+"""Which values share memory, how long they live, and the checks of peak memory and of communication buffers."""

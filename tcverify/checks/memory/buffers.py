@@ -1,5 +1,5 @@
-"""Communication buffers: values that live at fixed places of a rank's arena (`meta["comm_buffer"]`) do not get in each other's
-way, are the graph's own, and lie at the same place on all ranks that communicate through them."""
+"""Communication buffers: values at fixed offsets of a rank's arena (`meta["comm_buffer"]`) do not overlap, belong
+to the graph, and have the same offset on all ranks that communicate through them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ CHECK = "memory"
 
 @dataclass(frozen=True, slots=True, order=True)
 class BufferPlace:
-    """Where a value lives in the arena of its rank, in bytes; the node that says so, and the group whose ranks agree on it."""
+    """The position of a value in the arena of its rank, in bytes; the node that declares it, and the group whose ranks
+    agree on it."""
 
     offset: int
     nbytes: int
@@ -35,7 +36,7 @@ class BufferPlace:
         return f"bytes {self.offset} to {self.end}"
 
 
-#: Offset and bytes of an operand, None where it lies in no buffer.
+#: Offset and bytes of an operand, None if it is in no buffer.
 _Where: TypeAlias = "tuple[int, int] | None"
 
 
@@ -63,7 +64,7 @@ def buffer_findings(program: Program) -> list[Finding]:
 
 
 def _own(of: Accesses, rank: int, buffers: dict[int, BufferPlace]) -> Iterator[Finding]:
-    """Collect the buffers of a graph, by storage, and report those that cannot be."""
+    """Collect the buffers of a graph, by storage, and report invalid ones."""
     for step in of.steps:
         if step.buffer is None:
             continue
@@ -101,7 +102,7 @@ def _place(step: AccessStep) -> BufferPlace | None:
 
 
 def _collision(of: Accesses, buffers: dict[int, BufferPlace], rank: int) -> Finding | None:
-    """The first value that comes to lie on another one that still lives. Up to there, what lives does not overlap."""
+    """The first value that overlaps with another one that is still alive. Before it, there is no overlap."""
     if len(buffers) < 2:
         return None
     live: list[BufferPlace] = []  # by offset
@@ -139,7 +140,7 @@ def _overlap(of: Accesses, first: BufferPlace, second: BufferPlace, last: int, r
 
 
 def _mismatch(program: Program, places: dict[int, dict[int, BufferPlace]]) -> Finding | None:
-    """The first collective whose buffers lie elsewhere on another rank of its group."""
+    """The first collective whose buffers have another offset on another rank of its group."""
     told: dict[tuple[str, int], tuple[int, str, list[_Where]]] = {}
     steps: dict[int, dict[str, AccessStep]] = {}
     for rank in range(program.world_size):
@@ -166,15 +167,15 @@ def _mismatch(program: Program, places: dict[int, dict[int, BufferPlace]]) -> Fi
 
 
 def _buffers(step: AccessStep, group: str, places: dict[int, BufferPlace]) -> list[_Where]:
-    """Offset and bytes of the operands of a collective, None for those that lie elsewhere, or in buffers of another group, whose
-    ranks need not agree with these. Where the result goes is a matter of each rank: one may reduce in place, and another not."""
+    """Offset and bytes of the operands of a collective, None for those outside of buffers, or in buffers of another group, whose
+    ranks need not agree with these. The position of the result is up to each rank: one may reduce in place, and another not."""
     sources = [s for transfer in step.transfers for s in transfer.source] or step.touches
     own = {s: places[s] for s in sources if s in places and group.startswith(f"'{places[s].group}'")}
     return [(own[s].offset, own[s].nbytes) if s in own else None for s in sources]
 
 
 def _differ(mine: list[_Where], theirs: list[_Where], *, symmetric: bool) -> bool:
-    """Whether operands lie at different places. One in no buffer hurts where peers read each other's memory."""
+    """Whether operands have different offsets. An operand in no buffer matters if peers read each other's memory."""
     if len(mine) != len(theirs):
         return True
     return any(a != b and (symmetric or None not in (a, b)) for a, b in zip(mine, theirs, strict=True))

@@ -1,8 +1,8 @@
-"""Liveness: while which nodes every storage of a rank's graph lives, and how many bytes live at once.
+"""Liveness: the lifetime of every storage of a rank's graph, and how many bytes live at once.
 
-A storage lives from the node that makes it to the last node that touches a value in it; what a start reads, until the wait for
-its result (to the end where nobody waits); inputs throughout, outputs to the end. In between, explicit frees end its life and
-allocations begin it anew. While a node runs, its operands and its results live side by side.
+A storage lives from the node that creates it to the last node that refers to a value in it. What a start reads lives
+until the wait for its result (to the end without a wait); inputs live throughout, outputs to the end. In between, explicit
+frees end its life and allocations begin a new one. While a node runs, its operands and its results are alive together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tcverify.checks.ordering.asynchrony import TransferInFlight, asynchrony_of
 
 @dataclass(frozen=True, slots=True)
 class StorageLife:
-    """A time during which a storage lives: from the first to the last node, by index, with so many bytes."""
+    """A lifetime of a storage: from the first to the last node, by index, and its size in bytes."""
 
     storage: int
     first: int
@@ -27,7 +27,7 @@ class StorageLife:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The most bytes that live at once: at which node first, and the names and bytes of what lives then, largest first."""
+    """The peak memory: at which node it is reached first, and the names and bytes of what is alive then, largest first."""
 
     nbytes: int
     node: str
@@ -35,7 +35,7 @@ class Peak:
 
 
 def lives_of(accesses: Accesses) -> list[StorageLife]:
-    """Return when every storage lives, by its first node. Linear in the graph; storages of unknown size have no bytes."""
+    """Return the lifetimes of all storages, by first node. Linear in the graph; storages of unknown size have no bytes."""
     spans = _spans(accesses)
     resized: dict[int, list[tuple[int, int | None]]] = {}
     for index, step in enumerate(accesses.steps):
@@ -103,7 +103,7 @@ def peak_of(accesses: Accesses) -> Peak:
 
 
 def find_unsized_value(accesses: Accesses) -> str | None:
-    """The name of a value whose bytes are not known, if there is one."""
+    """The name of a value of unknown size, if there is one."""
     missing = (s for step in accesses.steps for s in step.holds if s not in accesses.nbytes)
     storage = next(missing, None)
     return None if storage is None else accesses.value(storage)

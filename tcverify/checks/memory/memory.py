@@ -1,4 +1,4 @@
-"""Memory: peaks within what the pass promises, explicit frees that hurt nobody, and communication buffers that do not collide."""
+"""Memory: peaks stay within the promised bound, explicit frees are safe, and communication buffers do not collide."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tcverify.program.finding import Doubt, Finding
 
 CHECK = "memory"
 
-#: Values that a detail names of what lives at a peak.
+#: Number of values that a detail lists at a peak.
 _MOST_VALUES = 6
 
 
 def check_memory(evidence: Evidence) -> list[Finding | Doubt]:
-    """Report peaks above the promise, bad frees, leaks, and communication buffers that collide or do not fit.
+    """Report peaks above the promised bound, bad frees, leaks, and communication buffers that collide or do not fit.
 
-    One finding per kind: the first on the lowest rank. What the original does already is not the fault of the pass.
+    One finding per kind: the first on the lowest rank. Defects of the original are not the fault of the pass.
     """
     original, rewritten = evidence.pair.original, evidence.pair.rewritten
     if rewritten is None or rewritten is original:
@@ -90,10 +90,10 @@ class _Freeing:
     """What a graph does with explicit frees.
 
     Attributes:
-        used: (node, what it does, value, the node that freed it), of what is used when it is freed.
-        twice: (node, value, the node that freed it first).
-        freed: value → the node that has freed it, of what is so at the end.
-        storages: the same by storage; several results of one op are values of one name.
+        used: (node, its access, value, the node that freed it), for values used after a free.
+        twice: (node, value, the node that freed it first), for double frees.
+        freed: value → the node that freed it, for values that are free at the end.
+        storages: the same by storage, since several results of one op share a name.
         allocates: values whose first explicit event allocates.
     """
 
@@ -163,7 +163,7 @@ def _frees(before: Accesses, after: Accesses, rank: int) -> Iterator[Finding]:
 
 
 def _leak(then: _Freeing, after: Accesses, now: _Freeing, rank: int) -> Iterator[Finding]:
-    """A storage that the original had freed in the end, and that is there and in use without being freed."""
+    """A storage that was free at the end of the original, and is now used and never freed."""
     missing = {value: by for value, by in then.freed.items() if value not in now.freed}
     if not missing:
         return
@@ -180,7 +180,7 @@ def _leak(then: _Freeing, after: Accesses, now: _Freeing, rank: int) -> Iterator
 
 
 def _kept(after: Accesses, rank: int) -> Finding | None:
-    """The first value that the graph makes and neither frees nor returns, where the pass promises to free all of them. Tensors
+    """The first value that the graph creates and neither frees nor returns, if the pass promises to free all of them. Tensors
     without elements take no memory."""
     freed = {storage for step in after.steps for storage in step.frees}
     spared = freed | set(after.inputs) | set(after.outputs)

@@ -1,6 +1,6 @@
 """Parts: which bytes of a storage the elements of a tensor take, and whether two tensors have bytes in common.
 
-Chunks of one buffer may be worked on at the same time, on streams of their own; also columns, whose bytes alternate.
+Ops on separate streams may process chunks of one buffer at the same time; also columns, whose bytes alternate.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import inf
 
 from tcverify.ops import TensorSpec
 
-#: Bytes of the longest span whose bytes are compared one by one, where nothing else decides.
+#: Longest span, in bytes, whose bytes are compared one by one if nothing else decides.
 _LONGEST = 1 << 20
 
 
@@ -22,8 +22,8 @@ class ByteRange:
 
     Attributes:
         first: the first byte.
-        end: behind the last byte.
-        dims: (stride, size) with the largest stride first; dims that continue each other are one.
+        end: past the last byte.
+        dims: (stride, size) with the largest stride first; contiguous dims are merged.
     """
 
     first: int
@@ -32,7 +32,7 @@ class ByteRange:
 
     @property
     def dense(self) -> bool:
-        """Whether it has all bytes from the first to the last."""
+        """Whether it contains all bytes from the first to the last."""
         return len(self.dims) < 2 and (not self.dims or self.dims[0][0] == 1)
 
 
@@ -41,7 +41,7 @@ WHOLE = ByteRange(0, inf, ())
 
 
 def byte_range_of(spec: TensorSpec) -> ByteRange | None:
-    """The bytes that the elements of a tensor take; None of a tensor without elements."""
+    """The bytes that the elements of a tensor take; None for a tensor without elements."""
     if not spec.numel:
         return None
     size = spec.dtype.itemsize
@@ -63,12 +63,12 @@ def _part(first: int, shape: tuple[int, ...], stride: tuple[int, ...], itemsize:
 
 
 def covers(outer: ByteRange, inner: ByteRange) -> bool:
-    """Whether a part has all bytes of another one. False where that is not plain to see."""
+    """Whether a part contains all bytes of another one. False if that is not obvious."""
     return outer == inner or (outer.dense and outer.first <= inner.first and inner.end <= outer.end)
 
 
 def overlap(a: ByteRange, b: ByteRange) -> bool:
-    """Whether two parts of one storage have a byte in common. True where that cannot be found out."""
+    """Whether two parts of one storage have a byte in common. True if that cannot be determined."""
     if a.end <= b.first or b.end <= a.first:
         return False
     if covers(a, b) or covers(b, a):
@@ -88,8 +88,8 @@ def _overlap(a: ByteRange, b: ByteRange) -> bool:
 
 
 def _box(part: ByteRange, strides: list[int]) -> list[tuple[int, int]] | None:
-    """The numbers of a part's bytes, written with digits worth `strides`: from which to which value each digit goes. None where
-    the digits do not go through their values independently of each other."""
+    """The byte offsets of a part in mixed radix `strides`: the range of each digit. None if the digits do not vary
+    independently."""
     sizes = dict(part.dims)
     if len(sizes) < len(part.dims):
         return None

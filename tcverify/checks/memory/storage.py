@@ -1,6 +1,7 @@
 """Storage: which values of a program's graph share memory, which parts of it they take, and what its nodes write into.
 
-Values are followed from the placeholders on, which are apart: see `program.specs`. Where that ends, the schemas of ops go on.
+Values are tracked from the placeholders on, which have separate storage: see `program.specs`. If specs are missing,
+the schemas of ops are used.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from tcverify.program.specs import InferredSpecs, storages_of
 class GraphMemory:
     """What the nodes of a graph hold and write, by their numbers in graph order.
 
-    Storages are numbers. Two views of one storage count as one, also where they do not overlap: which elements a kernel
-    touches is known for none of them exactly, and runtimes track storages.
+    Storages are numbers. Two views of one storage count as one, even if they do not overlap: which elements a
+    kernel accesses is never known exactly, and runtimes track storages.
 
     Attributes:
         holds: the storages of the tensors in a node's value; empty for values without tensors.
         writes: the storages of earlier values that a node writes into.
-        unknown: nodes of which it is not known what they write and alias: they count as reading their operands and making
-            a value of their own.
-        nbytes: storage → bytes that the values in it reach. Storages of which nothing is known are not in it.
-        regions: where in their storages the tensors of a node's value lie; empty where that is not known.
-        touches: of a graph in host IR, per node what it does with which parts of storages; empty of other graphs.
+        unknown: nodes of which it is not known what they write and alias: they count as reading their operands and
+            creating a new value.
+        nbytes: storage → its extent in bytes, as far as values reach. Unknown storages are not in it.
+        regions: where in their storages the tensors of a node's value lie; empty if unknown.
+        touches: of a graph in host IR, the accesses of each node to parts of storages; empty for other graphs.
     """
 
     holds: list[tuple[int, ...]]
@@ -46,12 +47,12 @@ class GraphMemory:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """An operand, or a result of its own, of a call.
+    """An operand, or a new result, of a call.
 
     Attributes:
         storage: which one.
         through: number of the node whose value it is.
-        part: which bytes; None where that is not known.
+        part: which bytes; None if unknown.
         writes: whether the call writes into it.
     """
 
@@ -61,7 +62,7 @@ class Touch:
     writes: bool
 
 
-#: Bytes of a storage, from the first to behind the last element of a value: (storage, first, end).
+#: Bytes of a storage, from the first to past the last element of a value: (storage, first, end).
 Region = tuple[int, int, int]
 
 
@@ -118,7 +119,7 @@ def memory_of(graph: fx.Graph, constants: Mapping[str, Any]) -> GraphMemory:
 def _touches(
     node: fx.Node, numbers: Mapping[fx.Node, int], holds: Mapping[fx.Node, tuple[int, ...]], values: InferredSpecs
 ) -> tuple[Touch, ...]:
-    """What a node reads and writes, each part once; what it makes counts as written."""
+    """What a node reads and writes, each part once; what it creates counts as written."""
     written = set(mutated_operands(node))
     found: dict[Touch, None] = {}
     known: set[int] = set()
@@ -144,7 +145,7 @@ def _parts(node: fx.Node, number: int, storages: Sequence[int], values: Inferred
 
 def _input(node: fx.Node, values: InferredSpecs, attributes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
     if node.op == "get_attr" and str(node.target) in attributes:
-        return attributes[str(node.target)]  # without a spec: what follows goes by the schemas of ops
+        return attributes[str(node.target)]  # without a spec: the schemas of ops decide from here on
     held = _apart(node, values)
     if node.op == "get_attr":
         attributes[str(node.target)] = held
@@ -152,7 +153,7 @@ def _input(node: fx.Node, values: InferredSpecs, attributes: dict[str, tuple[int
 
 
 def _apart(node: fx.Node, values: InferredSpecs) -> tuple[int, ...]:
-    """The storages of a node whose value is taken to be its own: as recorded, else one of which nothing is known."""
+    """The storages of a node that counts as a new value: as recorded, or else an unknown one."""
     recorded = node.meta.get("val")
     return (values.fresh(),) if recorded is None else storages_of(values.keep_apart(node, recorded))
 
@@ -160,7 +161,7 @@ def _apart(node: fx.Node, values: InferredSpecs) -> tuple[int, ...]:
 def _as_described(
     node: fx.Node, values: InferredSpecs, holds: Mapping[fx.Node, tuple[int, ...]]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """What a call holds and writes as the schema of its op says; None where no schema says it."""
+    """What a call holds and writes according to the schema of its op; None without a schema."""
     if node.op != "call_function":
         return None
     op = lookup(node.target)
@@ -175,7 +176,7 @@ def _as_described(
         shared = tuple(dict.fromkeys(s for o, _ in aliased_operands(node) for s in holds[o]))
         return shared, _written(node, holds)
     if op.run is not None and op.aliases and not schema.is_mutable:
-        return None  # tagged as one that may share storage, without saying with what
+        return None  # tagged as possibly sharing storage, without saying with what
     return _apart(node, values), _written(node, holds)
 
 

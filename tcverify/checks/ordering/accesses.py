@@ -1,8 +1,8 @@
-"""Accesses: what the nodes of one rank's graph do to storage, and which of it is asynchronous. Data that the checks of order and
-memory look at.
+"""Accesses: what the nodes of one rank's graph do to storage, and which of them are asynchronous. Data for the checks
+of order and memory.
 
 A *start* reads its operands and writes its result at any time until the first *wait* on the storage of that result. A view, a
-`getitem`, a call that looks at shapes alone and a wait touch storage without reading or writing what is in it.
+`getitem`, a call that depends only on shapes and a wait refer to storage without reading or writing its contents.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tcverify.ops.leaves import leaves
 from tcverify.program import Program, RankConstant
 from tcverify.program.graph import constant_value
 
-#: Gives a storage another size: 0 frees it, more allocates it.
+#: Resizes a storage: 0 frees it, more allocates it.
 RESIZE = "inductor::resize_storage_bytes_"
 
-#: Beginnings of the names of ops that look at shapes, and not at what a tensor holds.
+#: Prefixes of ops that depend on shapes, and not on the contents of a tensor.
 _SHAPE_ONLY = (
     "aten::sym_", "aten::size", "aten::stride", "aten::numel", "aten::dim", "aten::is_contiguous", "aten::new_empty",
     "aten::new_zeros", "aten::new_ones", "aten::new_full", "aten::empty_like", "aten::zeros_like", "aten::ones_like",
@@ -34,7 +34,7 @@ _SHAPE_ONLY = (
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One tensor on its way: what a start reads, and the storages that it writes."""
+    """One transfer: what a start reads, and the storages that it writes."""
 
     source: tuple[int, ...]
     target: tuple[int, ...]
@@ -45,17 +45,17 @@ class AccessStep:
     """What one node does.
 
     Attributes:
-        name, op: the node, and its op by qualified name (for others than calls, "placeholder", "output", …).
-        touches: storages of its operands, whatever it does with them.
+        name, op: the node, and its op by qualified name (for nodes that are not calls, "placeholder", "output", …).
+        touches: storages of its operands, however it uses them.
         holds: storages of its value.
-        operands: indices of the nodes that it takes.
-        reads, writes: storages whose content it reads; storages of earlier values that it writes into. Without those of its
-            transfers.
-        transfers: of a start, what it sets on its way.
+        operands: indices of its argument nodes.
+        reads, writes: storages whose content it reads; storages of earlier values that it writes into. Those of its transfers are
+            excluded.
+        transfers: of a start, the transfers that it begins.
         awaits: of a wait, the storages for which it waits.
         resized: of an op that frees or allocates, storage → its new size in bytes.
-        after: names of nodes that must stand before this one.
-        collective, effect: whether it communicates, and does so (or more) beyond what its operands show.
+        after: names of nodes that must precede this one.
+        collective, effect: whether it communicates, and whether it has effects that its operands do not show.
         buffer: `meta["comm_buffer"]`, whatever it is.
     """
 
@@ -80,7 +80,7 @@ class AccessStep:
 
     @property
     def issues(self) -> bool:
-        """Whether it is a start, a blocking collective or an op with an effect: what ranks must agree on."""
+        """Whether it is a start, a blocking collective or an op with a side effect: ops on which ranks must agree."""
         return bool(self.transfers) or (self.collective and not self.awaits) or self.effect
 
 
@@ -91,10 +91,10 @@ class Accesses:
     Attributes:
         inputs: storage → name of the input that it belongs to.
         outputs: storages of what the graph returns.
-        owner: storage → (name of the node that made it, which of that node's storages).
-        nbytes: storage → bytes that values reach in it, where that is known.
-        regions: per node, where in their storages the tensors of its value lie; empty where that is not known.
-        parts: of a graph in host IR, per node what it does with which parts of storages.
+        owner: storage → (name of the node that created it, which of that node's storages).
+        nbytes: storage → its extent in bytes, as far as values reach, if known.
+        regions: per node, where in their storages the tensors of its value lie; empty if unknown.
+        parts: of a graph in host IR, the accesses of each node to parts of storages.
     """
 
     steps: list[AccessStep] = field(default_factory=list)
@@ -106,7 +106,7 @@ class Accesses:
     parts: list[tuple[Touch, ...]] = field(default_factory=list)
 
     def extent(self, index: int, storage: int) -> tuple[float, float]:
-        """From which to which byte of a storage a node can touch it: what its operands and its value span there."""
+        """The byte range of a storage that a node can access: the extent of its operands and its value."""
         step = self.steps[index]
         spans = []
         for node in (*step.operands, index):
@@ -118,7 +118,7 @@ class Accesses:
         return min((low for _, low, _ in spans), default=0.0), max((high for _, _, high in spans), default=math.inf)
 
     def value(self, storage: int) -> str:
-        """The name of the value to which a storage belongs first."""
+        """The name of the first value that belongs to a storage."""
         return self.owner[storage][0]
 
 
@@ -127,13 +127,13 @@ _KNOWN: weakref.WeakKeyDictionary[fx.Graph, tuple[list[str], dict[Any, Accesses]
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a graph has that checks of order and memory are about.
+    """The features of a graph that concern the checks of order and memory.
 
     Attributes:
         starts: asynchronous collectives.
         frees: explicit frees or allocations.
         buffers: values with a place in a communication buffer.
-        declares: nodes that declare after which others they come.
+        declares: nodes that declare which nodes they follow.
     """
 
     starts: bool
@@ -143,7 +143,7 @@ class Traits:
 
 
 def traits_of(graph: fx.Graph) -> Traits:
-    """Return what a graph has. Remembered, and cheap: most graphs have none of it, and then nothing more is looked at."""
+    """Return the features of a graph. Cached, and cheap: most graphs have none, and then checks stop here."""
     found = _TRAITS.get(graph)
     if found is None:
         ops = [lookup(node.target) for node in graph.nodes if node.op == "call_function"]
@@ -160,7 +160,7 @@ _TRAITS: weakref.WeakKeyDictionary[fx.Graph, Traits] = weakref.WeakKeyDictionary
 
 
 def accesses_of(program: Program, rank: int) -> Accesses:
-    """Return what a rank's graph does. Remembered: ranks share it unless rank constants say what is touched."""
+    """Return what a rank's graph does. Cached: ranks share it unless rank constants determine the accesses."""
     binding = program.ranks[rank]
     graph = program.graphs[binding.graph]
     known = _KNOWN.get(graph)
@@ -175,7 +175,7 @@ def accesses_of(program: Program, rank: int) -> Accesses:
 
 
 def distinct_pairs(original: Program, rewritten: Program) -> Iterator[tuple[int, Accesses, Accesses]]:
-    """The different pairs of what a rank's graph did and does, each with the first rank that has it."""
+    """The distinct pairs of what a rank's graph did before and does after, each with the first rank that has it."""
     seen = set()
     for rank in range(rewritten.world_size):
         before, after = accesses_of(original, rank), accesses_of(rewritten, rank)
@@ -185,7 +185,7 @@ def distinct_pairs(original: Program, rewritten: Program) -> Iterator[tuple[int,
 
 
 def _constants_that_matter(graph: fx.Graph) -> list[str]:
-    """The rank constants that say which result of a tuple is meant, and what is freed."""
+    """The rank constants that select a result of a tuple, or what is freed."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     chosen = [node for node in calls if lookup(node.target).name in (RESIZE, "python::getitem")]
     return list(dict.fromkeys(one.name for node in chosen for one in leaves((node.args, node.kwargs), RankConstant)))
@@ -249,7 +249,7 @@ def _call(
 
 
 def _only_looks(step: AccessStep, writes: tuple[int, ...]) -> bool:
-    """Whether a call makes views, or numbers from shapes."""
+    """Whether a call creates views, or computes numbers from shapes."""
     if step.op.startswith(_SHAPE_ONLY):
         return True
     if writes or step.effect or step.collective:
@@ -262,7 +262,7 @@ def _only_looks(step: AccessStep, writes: tuple[int, ...]) -> bool:
 def _transfers(
     node: fx.Node, writes: tuple[int, ...], holds: Mapping[fx.Node, tuple[int, ...]]
 ) -> tuple[Transfer, ...]:
-    """What a start sets on its way: its first argument, or each tensor of it, to the result that belongs to it."""
+    """The transfers that a start begins: from its first argument, or each tensor of it, to the corresponding result."""
     schema = schema_of(node.target)
     names = [argument.name for argument in schema.arguments] if schema is not None else []
     given = node.args[0] if node.args else node.kwargs.get(names[0]) if names else None
@@ -270,7 +270,7 @@ def _transfers(
     out = node.kwargs.get("out")
     if isinstance(out, fx.Node):
         return tuple(Transfer(source, holds[out]) for source in sources or [()])
-    if "x" in names and not writes:  # a rank that gets nothing waits for what stands for the communication
+    if "x" in names and not writes:  # a rank that receives nothing waits for a handle of the communication
         return (Transfer(tuple(dict.fromkeys(s for source in sources for s in source)), holds[node]),)
     if names[:1] == ["out"]:
         return (Transfer((), holds[node]),)

@@ -1,4 +1,4 @@
-"""Asynchrony: what is under way while the nodes of a rank's graph run, and which of them come too close to it.
+"""Asynchrony: which transfers are in flight while the nodes of a rank's graph run, and which nodes conflict with them.
 
 Between a start and the first wait on the storage that it writes, nothing else may read or write that storage, and nothing may
 write into what the start reads. Later waits on the same storage have nothing left to wait for.
@@ -18,7 +18,7 @@ from tcverify.ops.dialects.host_ir import COMMUNICATION_WAIT
 
 @dataclass(frozen=True, slots=True)
 class TransferInFlight:
-    """One transfer of a start. `number` tells transfers of one start apart."""
+    """One transfer of a start. `number` distinguishes the transfers of one start."""
 
     start: int
     number: int
@@ -30,15 +30,15 @@ Racing: TypeAlias = Literal["completion", "input"]
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """A node that comes too close to what is under way.
+    """A node that conflicts with a transfer in flight.
 
     Attributes:
-        flight: what is under way.
-        node: index of the node that comes too close.
+        flight: the transfer in flight.
+        node: index of the conflicting node.
         access: "reads", "writes into" or "frees".
-        racing: "completion", where the node touches what is still to be written, or "input", where it changes what may still
-            be read.
-        storage: the one that both touch.
+        racing: "completion" if the node accesses what is still to be written, or "input" if it changes what may still be
+            read.
+        storage: the storage that both access.
     """
 
     flight: TransferInFlight
@@ -54,9 +54,9 @@ class Asynchrony:
 
     Attributes:
         landed: transfer → the wait that completes it.
-        lost: transfers for which nobody waits → the storages that they write.
-        idle: waits that have nothing to wait for → their storages.
-        hazards: in graph order; of each node, storage and kind of access the latest transfer that it races with.
+        lost: transfers without a wait → the storages that they write.
+        idle: waits with nothing to wait for → their storages.
+        hazards: in graph order; for each node, storage and kind of access, the latest transfer that it races with.
     """
 
     landed: dict[TransferInFlight, int] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Asynchrony:
 
 
 class _Air:
-    """What is under way: by the storages that are written, and by those that are read."""
+    """Transfers in flight: by the storages that they write, and by those that they read."""
 
     def __init__(self) -> None:
         self.arriving: dict[int, dict[TransferInFlight, None]] = {}
@@ -91,7 +91,7 @@ _KNOWN: weakref.WeakKeyDictionary[Accesses, Asynchrony] = weakref.WeakKeyDiction
 
 
 def asynchrony_of(accesses: Accesses) -> Asynchrony:
-    """Follow what is under way through a graph. Linear in the graph; remembered."""
+    """Track transfers in flight through a graph. Linear in the graph; cached."""
     found = _KNOWN.get(accesses)
     if found is None:
         found = _KNOWN[accesses] = _follow(accesses)
@@ -105,7 +105,7 @@ def _follow(accesses: Accesses) -> Asynchrony:
         if step.awaits:
             flights = dict.fromkeys(f for storage in step.awaits for f in air.arriving.get(storage, ()))
             made = _awaited_alone(step, steps)
-            if made is not None:  # that one, though others may be under way into the same storage
+            if made is not None:  # this one, though other transfers into the same storage may be in flight
                 flights = dict.fromkeys(flight for flight in flights if flight.start == made)
             if not flights and made is None:
                 found.idle[index] = step.awaits
@@ -139,14 +139,15 @@ def _awaited_alone(step: AccessStep, steps: list[AccessStep]) -> int | None:
     return step.operands[0]
 
 
-#: Most transfers of one storage with which an access is compared, the latest first.
+#: Largest number of transfers of one storage with which an access is compared, latest first.
 _MOST_COMPARED = 64
 
 
 def _close(
     accesses: Accesses, index: int, storage: int, flights: dict[TransferInFlight, None], access: str, racing: Racing
 ) -> TransferInFlight | None:
-    """The latest transfer of a storage that a node comes close to: parts of a buffer that lie apart may be under way at once."""
+    """The latest transfer of a storage with which a node conflicts: transfers to disjoint parts of a buffer may be in
+    flight together."""
     if accesses.parts:
         writes = None if access == "frees" or accesses.steps[index].op == "output" else access == "writes into"
         mine = _parts(accesses, index, storage, writes)
@@ -164,7 +165,7 @@ def _close(
 
 
 def _parts(accesses: Accesses, index: int, storage: int, writes: bool | None) -> list[ByteRange]:
-    """The parts of a storage that a node reads or writes; None stands for all of it."""
+    """The parts of a storage that a node reads or writes; None means all of it."""
     if writes is None and accesses.steps[index].op != "output":
         return [WHOLE]
     touches = [touch for touch in accesses.parts[index] if touch.storage == storage]
@@ -175,7 +176,7 @@ def _accesses(step: AccessStep, *, precise: bool) -> list[tuple[str, Racing, int
     """(access, what it can race with, storage) of a step, each once.
 
     Args:
-        precise: whether it is known which parts of a storage it reads and which it writes.
+        precise: whether it is known which parts of a storage the step reads and writes.
     """
     reads: dict[int, None] = dict.fromkeys(step.reads)
     writes: dict[int, None] = dict.fromkeys(step.writes)
@@ -191,12 +192,12 @@ def _accesses(step: AccessStep, *, precise: bool) -> list[tuple[str, Racing, int
 
 
 def _returned(accesses: Accesses, found: Asynchrony, air: _Air) -> None:
-    """The caller reads inputs too that the graph writes into, when it has come to its end."""
+    """When the graph ends, the caller also reads inputs that the graph has written to."""
     end = len(accesses.steps) - 1
     for storage in accesses.inputs:
         if storage not in accesses.outputs:
             flights = air.arriving.get(storage)
-            if flights:  # whatever part of it
+            if flights:  # whichever part of it
                 found.hazards.append(Hazard(next(reversed(flights)), end, "reads", "completion", storage))
 
 

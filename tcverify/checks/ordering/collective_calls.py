@@ -1,4 +1,4 @@
-"""Calls: which collectives of which communicators a rank's graph issues, as far as the graph says so, and in which order."""
+"""Calls: which collectives of which communicators a rank's graph issues, and in which order, as far as the graph shows it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tcverify.program.graph import constant_value
 
 CHECK = "order"
 
-#: Kinds of collectives, as the names of ops contain them; what is found first counts.
+#: Kinds of collectives, as contained in the names of ops; the first match counts.
 _KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "alltoall")
 
 
 @dataclass(frozen=True, slots=True)
 class OrderedCall:
-    """One call: the node, its kind, its group as text, and whether it blocks until the ranks that it names do their part."""
+    """One call: the node, its kind, its group as text, and whether it blocks until its peers take part."""
 
     node: str
     kind: str
@@ -33,7 +33,7 @@ class OrderedCall:
 
 
 def calls_of(program: Program, rank: int) -> tuple[list[OrderedCall], list[OrderedCall]]:
-    """The collectives of a rank, and its ops with an effect, each in graph order. Coalesced collectives count one by one."""
+    """The collectives of a rank, and its ops with side effects, each in graph order. Coalesced collectives count one by one."""
     binding = program.ranks[rank]
     collectives: list[OrderedCall] = []
     effects: list[OrderedCall] = []
@@ -51,7 +51,7 @@ def calls_of(program: Program, rank: int) -> tuple[list[OrderedCall], list[Order
 
 
 def _calling(graph: fx.Graph) -> Iterator[tuple[fx.Node, Op]]:
-    """The nodes that communicate or have an effect, with their ops. Where they stand is remembered: programs do not change."""
+    """The nodes that communicate or have side effects, with their ops. Positions are cached: programs do not change."""
     found = _CALLING.get(graph)
     if found is None:
         ops = [(i, lookup(node.target)) for i, node in enumerate(graph.nodes) if node.op == "call_function"]
@@ -62,12 +62,12 @@ def _calling(graph: fx.Graph) -> Iterator[tuple[fx.Node, Op]]:
             yield node, found[position]
 
 
-#: By position in the graph. Nodes would keep the graph, and so the entry, for ever.
+#: By position in the graph: nodes would keep the graph, and so the cache entry, alive forever.
 _CALLING: weakref.WeakKeyDictionary[fx.Graph, dict[int, Op]] = weakref.WeakKeyDictionary()
 
 
 def _given(node: fx.Node, constants: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by name; nodes stay nodes."""
+    """Arguments by name; nodes are kept."""
 
     def known(value: Any) -> Any:
         return constant_value(value, constants) if isinstance(value, RankConstant) else value
@@ -91,7 +91,7 @@ def _group(op: Op, given: Mapping[str, Any], program: Program, rank: int) -> str
 
 
 def _different(original: Program, rewritten: Program) -> Iterator[int]:
-    """The lowest of the ranks that run the same before the pass, and the same behind it."""
+    """The lowest of the ranks that run the same graphs, before the pass and after it."""
     seen = set()
     for rank in range(original.world_size):
         old, new = original.ranks[rank], rewritten.ranks[rank]
@@ -102,7 +102,7 @@ def _different(original: Program, rewritten: Program) -> Iterator[int]:
 
 
 def reordered_collectives(original: Program, rewritten: Program) -> Finding | None:
-    """The first collective of a communicator, or op with an effect, that does not come in its turn, on the lowest rank."""
+    """The first collective of a communicator, or op with a side effect, that is out of order, on the lowest rank."""
     for rank in _different(original, rewritten):
         (before, before_effects), (after, after_effects) = calls_of(original, rank), calls_of(rewritten, rank)
         for group in dict.fromkeys(call.group for call in (*before, *after)):
@@ -117,10 +117,10 @@ def reordered_collectives(original: Program, rewritten: Program) -> Finding | No
 
 
 def changed_effects(original: Program, rewritten: Program) -> Finding | None:
-    """An op with an effect that a rank no longer runs, or runs more often, whatever is promised; on the lowest rank.
+    """An op with a side effect that a rank no longer runs, or runs more often, whatever the pass promises; on the lowest rank.
 
-    Sends and receives that start and are waited for are left out: one op can do what several did. So are ops on layouts and host
-    IR, which lowerings replace by others.
+    Asynchronous sends and receives are left out: one op can replace several. So are ops on layouts and host
+    IR, which lowerings replace.
     """
     graphs = (*original.graphs, *rewritten.graphs)
     if not any(op.effect for graph in graphs for _, op in _calling(graph)):
@@ -165,7 +165,7 @@ def _compare(before: list[OrderedCall], after: list[OrderedCall], what: str, ran
     return _finding(f"'{call.node}' ({call.kind}) is an additional {what}", before, after, number, call.node, rank)
 
 
-#: Calls that a detail shows around the one that it is about.
+#: Number of calls that a detail shows around the call in question.
 _AROUND = 4
 
 

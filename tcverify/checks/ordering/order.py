@@ -1,8 +1,8 @@
-"""Order: asynchronous collectives are waited for, nothing comes close to them before, and what a pass promises of order holds.
+"""Order: asynchronous collectives are waited for, no node conflicts with them before that, and promises about order hold.
 
-Races with what is under way refute any pass, and so does an op with an effect that is gone or runs more often. The rest is
-promised: `Contract.order` (the nodes stay, and every dependency among them), `Contract.collective_order`. Edges that nodes
-declare (`meta["after"]`) hold whatever is promised.
+Races with collectives in flight refute any pass, and so does an op with a side effect that is missing or runs more
+often. The rest has to be promised: `Contract.order` (nodes and all dependencies among them stay),
+`Contract.collective_order`. Edges that nodes declare (`meta["after"]`) must hold in any case.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ CHECK = "order"
 
 
 def check_order(evidence: Evidence) -> list[Finding | Doubt]:
-    """Report races with what is under way, waits that are missing or too early, and promises of order that are broken.
+    """Report races with collectives in flight, waits that are missing or too early, and broken promises about order.
 
-    One finding per kind: the first on the lowest rank. What the original does already is not the fault of the pass.
+    One finding per kind: the first on the lowest rank. Defects of the original are not the fault of the pass.
     """
     original, rewritten = evidence.pair.original, evidence.pair.rewritten
     if rewritten is None or rewritten is original:
@@ -59,7 +59,7 @@ def check_order(evidence: Evidence) -> list[Finding | Doubt]:
 
 
 def _asynchrony(before: Accesses, after: Accesses, rank: int) -> Iterator[Finding]:
-    """What is wrong with the waits of a rank's graph, and was not so before."""
+    """What is wrong with the waits of a rank's graph, and was not wrong before."""
     now = asynchrony_of(after)
     if not now.hazards and not now.lost:
         return
@@ -67,7 +67,7 @@ def _asynchrony(before: Accesses, after: Accesses, rank: int) -> Iterator[Findin
     known = {_named(before, hazard) for hazard in then.hazards}
     hazards = [hazard for hazard in now.hazards if _named(after, hazard) not in known]
     for hazard in hazards:
-        host = after.steps[hazard.flight.start].op.startswith("host_ir::")  # where a missing wait is told of by itself
+        host = after.steps[hazard.flight.start].op.startswith("host_ir::")  # a missing wait is reported separately
         if hazard.flight not in now.lost or (hazard.racing == "input" and not host):
             yield _race(after, now, hazard, rank)
             break
@@ -112,7 +112,7 @@ def _who(of: Accesses, hazard: Hazard) -> str:
 
 
 def _between(of: Accesses, *indices: int | None) -> str:
-    """The nodes that a finding is about, in graph order, with how many stand between them."""
+    """The nodes that a finding is about, in graph order, with the number of nodes between them."""
     shown = sorted({index for index in indices if index is not None})
     parts = [of.steps[shown[0]].name]
     for earlier, later in pairwise(shown):
@@ -125,7 +125,7 @@ def _between(of: Accesses, *indices: int | None) -> str:
 def _lost(
     before: Accesses, then: Asynchrony, after: Accesses, now: Asynchrony, hazards: list[Hazard], rank: int
 ) -> Iterator[Finding]:
-    """Starts that nobody waits for: because the wait is gone, or because it stands before them."""
+    """Starts without a wait: it is missing, or precedes the start."""
     if not now.lost:
         return
     waited = {(before.steps[f.start].name, f.number): before.steps[wait].name for f, wait in then.landed.items()}

@@ -1,8 +1,7 @@
 """Permutation: a reordered graph has the nodes of the original, and every edge among them still points forward.
 
-Edges through storage are compared by what they make sure of: every reader sees the same last writer as before, and writers come
-in the same order. That is so exactly when every read after a write, write after a read and write after a write has kept its
-order.
+Edges through storage are compared by what they guarantee: every reader sees the same last writer as before, and writers
+keep their order. This holds exactly when every read after a write, write after a read and write after a write keeps its order.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from tcverify.program.graph import constant_value
 
 CHECK = "order"
 
-#: A storage in words that hold for both versions: the node that made it, and which of that node's storages it is.
+#: A storage identified independently of the version: the node that created it, and which of that node's storages it is.
 _Storage = tuple[str, int]
 
 
 def changed_nodes(original: Program, rewritten: Program) -> Finding | None:
-    """The first node, on the lowest rank, that only one version has, or that does something else than its namesake."""
+    """The first node, on the lowest rank, that only one version has, or that differs from the node of the same name."""
     pairs: dict[tuple[int, int], list[tuple[fx.Node, fx.Node]]] = {}
     for rank in range(original.world_size):
         old, new = original.ranks[rank], rewritten.ranks[rank]
@@ -62,7 +61,7 @@ def _changed(title: str, name: str, rank: int, mine: fx.Node | None = None, thei
 
 
 def _signature(node: fx.Node, constants: Mapping[str, Any]) -> Any:
-    """What a node does, in terms that can be compared between graphs."""
+    """What a node does, in a form that can be compared between graphs."""
 
     def known(value: Any) -> Any:
         if isinstance(value, fx.Node):
@@ -82,13 +81,13 @@ def _signature(node: fx.Node, constants: Mapping[str, Any]) -> Any:
 
 
 def broken_edge(before: Accesses, after: Accesses, rank: int, *, whole: bool, starts: bool) -> Finding | None:
-    """The first edge, in the new order, that points backward.
+    """The first edge that points backward in the new order.
 
     Args:
-        whole: whether all edges of the original are looked at; those that nodes declare in the rewritten graph always are.
-        starts: whether all that communicates keeps its order.
+        whole: whether to check all edges of the original; edges that nodes of the rewritten graph declare are always checked.
+        starts: whether all communication keeps its order.
     """
-    hopeless = {edge[3:5] for edge in _declared(before)}  # the original breaks them already
+    hopeless = {edge[3:5] for edge in _declared(before)}  # the original violates them already
     found = [*_declared(after)]
     if whole:
         place = {step.name: index for index, step in enumerate(after.steps)}
@@ -138,7 +137,7 @@ def _through_storage(before: Accesses, after: Accesses, place: Mapping[str, int]
     stood = {step.name: index for index, step in enumerate(before.steps)}
     for (reader, storage), writer in is_read.items():
         was = was_read.get((reader, storage), writer)
-        if was == writer or reader in rank_of.get(storage, {}):  # among writers, their own order says it
+        if was == writer or reader in rank_of.get(storage, {}):  # the order of writers covers this
             continue
         if was is not None and place[was] > place[reader]:
             title = f"'{reader}' reads '{storage[0]}' before '{was}' has written it"
@@ -149,7 +148,8 @@ def _through_storage(before: Accesses, after: Accesses, place: Mapping[str, int]
 
 
 def _versions(of: Accesses) -> tuple[dict[tuple[str, _Storage], str | None], dict[_Storage, list[str]]]:
-    """(Reader, storage) → its last writer, None where that is who made it; and the writers of every storage in order."""
+    """(Reader, storage) → its last writer, None if that is the node that created it; and the writers of every storage
+    in order."""
     last: dict[_Storage, str] = {}
     read: dict[tuple[str, _Storage], str | None] = {}
     written: dict[_Storage, list[str]] = {}
@@ -166,7 +166,7 @@ def _versions(of: Accesses) -> tuple[dict[tuple[str, _Storage], str | None], dic
 
 
 def _touched(step: AccessStep) -> tuple[dict[int, None], dict[int, None]]:
-    """What a step reads and writes of what was there before, whenever it does so."""
+    """What a step reads and writes of earlier values, at any time."""
     reads = dict.fromkeys((*step.reads, *(s for t in step.transfers for s in t.source)))
     made = {storage for storage in step.holds if storage not in step.touches}
     targets = (s for t in step.transfers for s in t.target if s not in made)
@@ -177,9 +177,9 @@ def _touched(step: AccessStep) -> tuple[dict[int, None], dict[int, None]]:
 
 
 def _communication(before: Accesses, after: Accesses, place: Mapping[str, int], *, starts: bool) -> Iterator[_Broken]:
-    """Edges among starts, blocking collectives, effects, and the moments at which a rank waits for something to arrive."""
+    """Edges among starts, blocking collectives, side effects, and the points at which a rank waits for data."""
     issued = [step for step in before.steps if step.issues]
-    # Of any two effects, or an effect and a start, the order stays; of any two, where that is promised.
+    # Two effects, or an effect and a start, keep their order; so do any two nodes, if the pass promises it.
     last: AccessStep | None = None
     last_effect: AccessStep | None = None
     for step in issued:
@@ -200,7 +200,7 @@ def _communication(before: Accesses, after: Accesses, place: Mapping[str, int], 
 
 
 def _arrivals(before: Accesses, after: Accesses, place: Mapping[str, int]) -> Iterator[_Broken]:
-    """A rank must not wait for something before it starts what it started before that."""
+    """A rank must not wait for something before it starts what it previously started earlier."""
     then, now = asynchrony_of(before).landed, asynchrony_of(after).landed
     places = [place[step.name] if step.issues else -1 for step in before.steps]
     latest = list(accumulate(places, max))

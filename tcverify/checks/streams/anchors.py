@@ -1,9 +1,9 @@
-"""Streams: what the anchors of a graph say about where its ops run and what they wait for, read in two ways. Graphs in host IR,
-which have no anchors, are read in `host_ir.streams`.
+"""Streams: what the anchors of a graph say about where its ops run and what they wait for, read in two ways. Graphs in
+host IR, which have no anchors, are read in `host_ir.streams`.
 
 By *data flow* (the reference): the waits on an op's operands bind the op; a record marks the op that produced its operand.
-By *position* (what a runtime does that walks the graph): the next op takes all waits that are pending; a record marks the op
-that was dispatched last. Well-formed graphs read alike both ways.
+By *position* (as a runtime does that walks the graph): the next op takes all pending waits; a record marks the op that
+was dispatched last. In well-formed graphs both readings agree.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tcverify.program.stream_options import MAIN_STREAM
 
 
 def is_lowered(graph: fx.Graph) -> bool:
-    """Whether a graph says where its ops run: by anchors, or in host IR. Remembered: graphs of programs do not change."""
+    """Whether a graph states where its ops run: by anchors, or in host IR. Cached: graphs of programs do not change."""
     known = _LOWERED.get(graph)
     if known is None:
         known = in_host_ir(graph) or any(
@@ -40,7 +40,7 @@ _READINGS: weakref.WeakKeyDictionary[fx.Graph, tuple[list[str], dict[Any, Stream
 
 
 def reading_of(program: Program, rank: int) -> StreamReading:
-    """Return the reading of a rank's graph. Ranks share one unless rank constants tell their streams apart."""
+    """Return the reading of a rank's graph. Ranks share one unless rank constants make their streams differ."""
     binding = program.ranks[rank]
     graph = program.graphs[binding.graph]
     known = _READINGS.get(graph)
@@ -74,7 +74,7 @@ _NEEDS_RANK: weakref.WeakKeyDictionary[fx.Graph, bool] = weakref.WeakKeyDictiona
 
 
 def lowered_ranks(program: Program) -> list[tuple[StreamReading, list[int]]]:
-    """Return the different readings of a program's lowered graphs, each with the ranks that have it, in rank order."""
+    """Return the distinct readings of a program's lowered graphs, each with the ranks that have it, in rank order."""
     lowered = [is_lowered(graph) for graph in program.graphs]
     found: dict[int, tuple[StreamReading, list[int]]] = {}
     for rank, binding in enumerate(program.ranks):
@@ -85,7 +85,7 @@ def lowered_ranks(program: Program) -> list[tuple[StreamReading, list[int]]]:
 
 
 def _constants_that_matter(graph: fx.Graph) -> list[str]:
-    """The rank constants that say streams and teams, or which result of a tuple is meant."""
+    """The rank constants that determine streams and teams, or which result of a tuple is used."""
     found: dict[str, None] = {}
     for node in graph.nodes:
         name = lookup(node.target).name if node.op == "call_function" else ""
@@ -99,7 +99,7 @@ def _frozen(value: Any) -> Any:
 
 
 class _Reader:
-    """Walks a graph once, in the order in which the host issues it."""
+    """Walks a graph once, in issue order."""
 
     def __init__(self, graph: fx.Graph, constants: Mapping[str, Any]) -> None:
         self._graph = graph
@@ -110,13 +110,11 @@ class _Reader:
         self._numbers: dict[fx.Node, int] = {}
         self._producer: list[int] = []  # by node number: the op that made its value
         self._base: list[int] = []  # by node number: the value that a chain of waits gates
-        self._copies: dict[
-            int, int
-        ] = {}  # storage of a wait's result, while nobody has written it -> the node it copies
+        self._copies: dict[int, int] = {}  # storage of a wait's result, until it is written -> the node it copies
         self._copied_at: dict[int, int] = {}  # storage of a wait's result -> the wait
         self._written: dict[int, int] = {}  # storage -> the last node that wrote into it after it was made
         self._pending: list[EventWait] = []
-        self._expects_record: IssuedOp | None = None  # what was dispatched last, if nothing has bound it yet
+        self._expects_record: IssuedOp | None = None  # what was dispatched last, if nothing has marked it yet
         self._marks: list[list[int]] = []  # by op: its records by data flow
 
     def read(self) -> StreamReading:
@@ -171,7 +169,7 @@ class _Reader:
         return next(o for o in operands if not set(memory.holds[o]).isdisjoint(held))
 
     def _issue(self, number: int, node: fx.Node) -> IssuedOp:
-        """Dispatch an op, or the output: it takes the waits that are pending."""
+        """Dispatch an op, or the output: it takes the pending waits."""
         memory = self._memory
         gates: list[int] = []
         reads: dict[int, int] = {}
@@ -184,7 +182,7 @@ class _Reader:
         output = node.op == "output"
         own = () if output else tuple(s for s in memory.holds[number] if s not in reads)
         for storage in memory.writes[number]:
-            self._copies.pop(storage, None)  # from here on the copy is a value of its own
+            self._copies.pop(storage, None)  # from here on the copy is a separate value
             self._written[storage] = number
         op = lookup(node.target) if node.op == "call_function" else None
         issued = IssuedOp.of(number, node, op, reads, memory.writes[number] + own, gates=tuple(gates))
@@ -200,7 +198,7 @@ class _Reader:
         return issued
 
     def _read(self, reader: int, number: int, reads: dict[int, int]) -> None:
-        """Add what is read by reading a node: a wait's result is read where it is used, and so is what it copies."""
+        """Add what reading a node reads: a wait's result is read where it is used, and so is what it copies."""
         todo: list[tuple[int, int | None]] = [(number, None)]
         while todo:
             at, wait = todo.pop()
@@ -253,7 +251,7 @@ class _Reader:
         return MAIN_STREAM
 
     def _settle(self, op: IssuedOp, marks: list[int]) -> None:
-        """Find out by data flow where an op runs and what it waits for, once all its records are known."""
+        """Determine by data flow where an op runs and what it waits for, once all its records are known."""
         reading = self._reading
         op.after = tuple(dict.fromkeys(reading.records[record].op for record, _ in tokens_of(reading, op)))
         streams = [reading.waits[gate].stream for gate in op.gates] + [reading.records[m].stream for m in marks]

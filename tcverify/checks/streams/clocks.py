@@ -1,7 +1,7 @@
-"""Clocks: which op is known to be complete when another one starts, of ops that the host issues to streams.
+"""Clocks: which op is known to be complete when another one starts, among ops that the host issues to streams.
 
-An op comes after the ops that were issued to its stream before it, after those whose tokens it waits for, and after whatever
-these come after; after nothing else. A vector clock per op counts, by stream, the ops that it comes after: linear in ops.
+An op comes after the ops issued to its stream before it, after those whose tokens it waits for, and after all predecessors
+of these; after nothing else. A vector clock per op counts, by stream, the ops that it comes after: linear in ops.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tcverify.program.stream_options import MAIN_STREAM
 
 
 class Clocks:
-    """The order of ops, by their index in issue order. `BEGINNING` stands on the main stream before all of them."""
+    """The order of ops, by their index in issue order. `BEGINNING` precedes all of them on the main stream."""
 
     def __init__(self, streams: Sequence[int], after: Sequence[Sequence[int]]) -> None:
         """Compute the clocks.
@@ -26,7 +26,7 @@ class Clocks:
         self._where: list[int] = []
         self._order: list[
             int
-        ] = []  # place of an op on its stream, from 1; the beginning has place 1 on the main stream
+        ] = []  # position of an op on its stream, from 1; the beginning has position 1 on the main stream
         beginning = [1] + [0] * (len(self._columns) - 1)
         now: list[list[int] | None] = [None] * len(self._columns)
         now[0] = beginning
@@ -51,9 +51,9 @@ class Clocks:
         return self.clocks[second][self._where[first]] >= self._order[first]
 
     def difference(self, other: Clocks, op: int) -> int | None:
-        """An op that `op` comes after in one order and not in the other, both over the same streams; None where there is none.
+        """An op that precedes `op` in one order and not in the other, both over the same streams; None if there is none.
 
-        What only the beginning makes different does not count.
+        Differences that only the beginning makes do not count.
         """
         for column, (a, b) in enumerate(zip(self.clocks[op], other.clocks[op], strict=True)):
             if a != b and (column, max(a, b)) != (0, 1):

@@ -1,4 +1,4 @@
-"""Communicators: collectives that a rank may enter in either order, because nothing orders its streams."""
+"""Communicators: collectives that a rank may enter in either order, because its streams are not ordered."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _unordered_pair(
 
 
 def _communicators(program: Program, rank: int, run: Run | None) -> Mapping[str, list[tuple[int, ...]]]:
-    """The communicators of a rank's collectives, by node: of the calls it made, else of the nodes' arguments."""
+    """The communicators of a rank's collectives, by node: from the calls that it made, or else from the nodes' arguments."""
     found: dict[str, list[tuple[int, ...]]] = {}
     if run is not None and rank < len(run.ranks):
         for call in run.ranks[rank].calls:

@@ -1,4 +1,4 @@
-"""Happens-before: in a lowered graph, anchors bind what they seem to bind and order every access that must be ordered.
+"""Happens-before: in a lowered graph, anchors apply to the ops that they appear to apply to, and order all conflicting accesses.
 
 Order comes from streams, which run their ops in the order in which the host issues them, and from tokens that waits wait for;
 from nothing else. Ops run where the data flow says; see `anchors` for how that is read.
@@ -22,18 +22,18 @@ from tcverify.program.finding import Doubt, Finding
 
 CHECK = "happens-before"
 
-#: Last events of an order that a detail shows.
+#: Number of last events of an order that a detail shows.
 _EVENTS = 12
 
-#: Most streams of a graph whose order is looked at; cost is streams times ops.
+#: Largest number of streams of a graph whose order is checked; cost is streams times ops.
 _MOST_STREAMS = 1024
 
 
 def check_happens_before(evidence: Evidence) -> list[Finding | Doubt]:
     """Report anchors that are read differently by position, conflicting streams, races and unordered collectives.
 
-    One finding per kind: the first on the lowest rank. Graphs that say nothing of streams, and programs that the pass left
-    alone, are not looked at. In host IR, what the checks of order and memory say is left to them.
+    One finding per kind: the first on the lowest rank. Graphs without streams, and programs that the pass left unchanged,
+    are skipped. In host IR, findings of the checks of order and memory are not repeated.
     """
     return find_order_violations(evidence, everything=False)
 
@@ -42,7 +42,7 @@ def find_order_violations(evidence: Evidence, *, everything: bool) -> list[Findi
     """See `check_happens_before`.
 
     Args:
-        everything: also races that other checks report.
+        everything: include races that other checks report.
     """
     rewritten = evidence.pair.rewritten
     if rewritten is None or not evidence.pair.changed:
@@ -74,7 +74,7 @@ def find_order_violations(evidence: Evidence, *, everything: bool) -> list[Findi
 
 
 def _with_order(finding: Finding, exploration: Exploration | None) -> Finding:
-    """Add an order of the streams that shows what a finding says, where one was played."""
+    """Add to a finding an order of the streams that shows it, if one was tried."""
     kinds = ("collective-order",) if finding.kind == "unordered-collectives" else ("RAW", "WAR", "WAW")
     if exploration is None or finding.kind not in ("race", "unordered-collectives"):
         return finding
@@ -88,7 +88,7 @@ def _with_order(finding: Finding, exploration: Exploration | None) -> Finding:
 
 
 def _unclear(reading: StreamReading) -> str:
-    """Why a graph cannot be read, where it cannot."""
+    """Why a graph cannot be read, if so."""
     if reading.mixed is not None:
         return "'{}' is an anchor, and '{}' is host IR".format(*reading.mixed)
     odd = next((number for number, index in reading.workers.items() if index < 0), None)
@@ -112,7 +112,7 @@ def _of_reading(
 
 
 def _no_stream(reading: StreamReading, rank: int) -> Finding:
-    """The first op of host IR that is given no stream where it takes one."""
+    """The first op of host IR that gets no stream although it takes one."""
     name = reading.names[min(number for number, _, _ in reading.conflicts)]
     title = f"'{name}' names no stream: streams are what 'current_stream', and 'stream' of a whole number, return"
     return Finding("stream-conflict", CHECK, title, "", name, rank, {"streams": [None]})
@@ -194,7 +194,7 @@ def _mismatch(reading: StreamReading, clocks: Clocks, contract: Contract, rank: 
 
 
 def _other_order(reading: StreamReading, issued: list[IssuedOp], clocks: Clocks) -> list[tuple[int, str, str]]:
-    """Streams and records agree; the first op that comes after another op in one reading alone, or nothing."""
+    """Streams and records agree; the first op that follows another op in one reading only, or None."""
     positional = clocks_of(reading, positional=True)
     for index, op in enumerate(issued):
         other = clocks.difference(positional, index)
@@ -215,7 +215,7 @@ def _op_name(reading: StreamReading, op: int) -> str:
 
 
 def _around(reading: StreamReading, number: int) -> str:
-    """The nodes around one, in graph order."""
+    """The nodes around a given one, in graph order."""
     start, end = max(0, number - AROUND), min(len(reading.names), number + AROUND + 1)
     shown = [f"[{name}]" if i == number else name for i, name in enumerate(reading.names[start:end], start)]
     return "graph order: " + ("… " if start else "") + ", ".join(shown) + (" …" if end < len(reading.names) else "")

@@ -1,8 +1,8 @@
-"""Interleavings: what the streams of a lowered program do in other orders, and what happens-before says, agree; and a program
-computes the same whenever its asynchronous collectives read and write.
+"""Interleavings: happens-before agrees with runs of a lowered program in other stream orders; and results do not depend
+on when asynchronous collectives read and write.
 
-What an order shows, happens-before must have found: always. What happens-before finds, an order must show: where every pair of
-ops was inverted that some order inverts. A disagreement means that one of the two is wrong, which is no fault of the pass.
+Every defect that an order shows must be found by happens-before. Every defect that happens-before finds must be shown by
+an order, if all pairs of ops were tried in both orders. A disagreement is a bug of tcverify, and not the fault of the pass.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tcverify.program.finding import Doubt, Finding
 
 CHECK = "interleavings"
 
-#: What an order shows of a race, and of collectives that nothing orders.
+#: Ways in which an order shows a race, or unordered collectives.
 _SHOWN = {"race": ("RAW", "WAR", "WAW", "output"), "unordered-collectives": ("collective-order",)}
 
 
 def check_interleavings(evidence: Evidence) -> list[Finding | Doubt]:
-    """Judge what was observed in other orders and timings.
+    """Judge observations under other orders and timings.
 
     Orders of streams are compared with the findings of happens-before. A program whose outputs depend on when its collectives
     read and write between their starts and their waits has a race.
@@ -49,7 +49,7 @@ def check_interleavings(evidence: Evidence) -> list[Finding | Doubt]:
 
 
 def _raced(evidence: Evidence) -> Finding | Doubt | None:
-    """The first extreme that gives other values than the original, when the rewritten program itself does not."""
+    """The first extreme with values that differ from the original's, if the rewritten program itself agrees with it."""
     request, rewritten = evidence.request, evidence.rewritten
     if request is None or rewritten is None or not overlapped_starts(rewritten):
         return None
@@ -73,7 +73,7 @@ def _raced(evidence: Evidence) -> Finding | Doubt | None:
     return None
 
 
-#: What is said of one collective at an extreme.
+#: Words for one collective at an extreme.
 _WORDS: dict[Moment, str] = {
     "apart": "reads where it starts and writes as late as it may",
     "wait": "reads and writes as late as it may",
@@ -100,7 +100,7 @@ def _only(node: str, timing: Moment) -> Timing:
 
 _UNWRITTEN = "(nan marks memory that a collective has not written yet)"
 
-#: Most starts that are tried one by one for the one that is to blame.
+#: Largest number of starts that are tried one by one to find the one to blame.
 MOST_STARTS = 64
 
 

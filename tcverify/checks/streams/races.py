@@ -1,4 +1,4 @@
-"""Races: two accesses to one storage, one of them a write, that nothing orders."""
+"""Races: two unordered accesses to one storage, at least one of them a write."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Race:
     """Two accesses that are not ordered.
 
     Attributes:
-        kind: "RAW", "WAR" or "WAW", by what the host issues first; "output" when the second access is the caller's.
+        kind: "RAW", "WAR" or "WAW", by issue order; "output" if the second access is the caller's.
         first, second: ops, by index in `StreamReading.ops`; the first may be `BEGINNING` (inputs that are written on the main
             stream), the second is None for the output node.
         value: the node (by number) through which the second reaches the storage; None for an input that the graph mutates
@@ -36,7 +36,7 @@ class Race:
 
 
 def clocks_of(reading: StreamReading, *, positional: bool = False) -> Clocks:
-    """The order of a reading's ops, the output node behind them."""
+    """The order of the ops of a reading, with the output node last."""
     ops, output = reading.ops, [reading.output] if reading.output is not None else []
     end = [MAIN_STREAM for _ in output]
     if positional:
@@ -47,8 +47,8 @@ def clocks_of(reading: StreamReading, *, positional: bool = False) -> Clocks:
 def races_of(reading: StreamReading, clocks: Clocks, contract: Contract) -> list[Race]:
     """Return the races of a graph in issue order, by data flow. Linear in ops (times streams).
 
-    An access is compared with the last write of its storage and, when it writes, with the last read of every stream since:
-    where these are ordered, so are all that came before.
+    An access is compared with the last write of its storage and, if it writes, with the last read of every stream since
+    then: if these are ordered, so are all earlier ones.
     """
     found: list[Race] = []
     written: dict[int, int] = {}
@@ -79,7 +79,7 @@ def races_of(reading: StreamReading, clocks: Clocks, contract: Contract) -> list
 
 
 def _unjoined(reading: StreamReading, output: IssuedOp, clocks: Clocks, written: dict[int, int]) -> list[Race]:
-    """Writes that the caller does not wait for: it reads the outputs, and inputs that have been mutated, on the main stream."""
+    """Writes that the caller does not wait for: it reads the outputs, and mutated inputs, on the main stream."""
     end = len(reading.ops)
     through: dict[int, int | None] = dict(output.reads)
     for storage in reading.inputs:
@@ -93,7 +93,7 @@ def _unjoined(reading: StreamReading, output: IssuedOp, clocks: Clocks, written:
 
 
 def describe_race(reading: StreamReading, race: Race) -> str:
-    """A race in one sentence: both accesses, their streams, and the order that is missing."""
+    """Describe a race in one sentence: both accesses, their streams, and the missing order."""
     first = reading.ops[race.first] if race.first != BEGINNING else None
     value = reading.names[race.value] if race.value is not None else reading.inputs.get(race.storage, "?")
     stream = first.stream if first is not None else MAIN_STREAM
@@ -115,7 +115,7 @@ def describe_race(reading: StreamReading, race: Race) -> str:
     return f"{me} writes into '{value}' before {access} on stream {stream} is complete: {missing}"
 
 
-#: Ops that a detail shows on a stream before and after the one it is about.
+#: Number of ops that a detail shows on a stream before and after the op in question.
 AROUND = 3
 
 
@@ -125,7 +125,7 @@ def stream_around(reading: StreamReading, op: IssuedOp) -> str:
 
 
 def excerpt(words: str, queue: Sequence[IssuedOp], op: IssuedOp) -> str:
-    """The part of a queue around one op of it, marked, behind the words for the queue."""
+    """The part of a queue around one of its ops, which is marked, after the label of the queue."""
     at = next(i for i, other in enumerate(queue) if other is op)
     start, end = max(0, at - AROUND), at + AROUND + 1
     shown = [f"[{other.name}]" if other is op else other.name for other in queue[start:end]]
@@ -133,7 +133,7 @@ def excerpt(words: str, queue: Sequence[IssuedOp], op: IssuedOp) -> str:
 
 
 def hints(races: Sequence[Race]) -> list[str]:
-    """What a user can say of the first of some races if it is none, and how many more there are."""
+    """What the user can declare if the first race is none, and how many more races there are."""
     lines = []
     if races[0].kind == "output":
         lines.append("a caller that waits for all streams before it reads: --contract boundary=lenient")

@@ -1,4 +1,4 @@
-"""Readings: what one rank's graph does on streams, as data. Made by `anchors`."""
+"""Readings: what one rank's graph does on streams, as data. Created by `anchors`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tcverify.ops import Op
 from tcverify.ops.op import Phase
 from tcverify.program.stream_options import MAIN_STREAM
 
-#: Most ranks of a team that the name of its stream tells.
+#: Largest number of ranks that the name of a team's stream lists.
 _SHOWN = 4
 
-#: Stands for an op in what an op waits for: the beginning of the graph, before every op.
+#: Represents, among dependencies of an op, the beginning of the graph, before every op.
 BEGINNING = -1
 
 
@@ -29,18 +29,18 @@ class IssuedOp:
 
     Attributes:
         number, name, op: the node, and its op by qualified name.
-        resources: what it keeps busy, of "compute" and "comm".
+        resources: what it occupies: "compute", "comm" or both.
         collective: whether it communicates.
-        cost_s: seconds that it takes, None where the node does not say.
+        cost_s: its duration in seconds, None if the node has no cost.
         stream, after: by data flow, the stream it runs on and the ops whose tokens it waits for.
         positional_stream, positional_after: the same by position.
-        reads: (storage, node through which it reads it, anchors left out).
+        reads: (storage, node through which it reads it, skipping anchors).
         writes: storages, of earlier values and of its own results.
-        gates: the waits that stand directly on its operands.
+        gates: the waits that are its direct operands.
         phase: "start" of an asynchronous collective, "wait" for it, or None.
-        queued_on: in host IR, the stream that is current where the host issues it; it is that of a communication only where it
-            is posted.
-        touches: in host IR, what it does with which parts of storages.
+        queued_on: in host IR, the current stream when the host issues it; a communication is only posted
+            there.
+        touches: in host IR, its accesses to parts of storages.
     """
 
     number: int
@@ -64,7 +64,7 @@ class IssuedOp:
     def of(
         cls, number: int, node: fx.Node, op: Op | None, reads: Mapping[int, int], writes: Iterable[int], **more: Any
     ) -> IssuedOp:
-        """Return what a node issues, each storage that it writes once. An op that nobody knows computes."""
+        """Return what a node issues, each storage that it writes once. An unknown op counts as compute."""
         return cls(
             number,
             node.name,
@@ -101,28 +101,28 @@ class EventWait:
 
 @dataclass(slots=True)
 class StreamReading:
-    """What one rank's graph does on streams. Holds no nodes, so that it can be kept as long as the graph lives.
+    """What one rank's graph does on streams. Contains no nodes, so that it can be cached as long as the graph lives.
 
     Attributes:
         names: of all nodes, in graph order.
-        ops: the work ops, in the order in which they are issued.
+        ops: the work ops, in issue order.
         output: the output node as a reader.
         inputs: storage → name of the input that it belongs to.
-        conflicts: (node number, the streams that its anchors name, the anchors); a stream is None where it is no number.
-        stale: (op, wait, writer), as node numbers: the op reads the wait's result, and the writer has written in between into
+        conflicts: (node number, the streams that its anchors name, the anchors); a stream is None if it is not a number.
+        stale: (op, wait, writer), as node numbers: the op reads the wait's result, and in between the writer has written into
             what the wait gates.
-        unknown: nodes of which it is not known what they read and write.
-        schedule: what the output node declares, whatever it is.
+        unknown: nodes whose reads and writes are unknown.
+        schedule: what the output node declares, of any type.
         lowered: whether the graph has anchors, or is host IR.
         host: whether it is host IR, and has no anchors.
-        mixed: an anchor and an op of host IR, where it has both.
+        mixed: an anchor and an op of host IR, if the graph has both.
         teams: in host IR, stream of a team's communications → the team.
         workers: in host IR, node number of a `stream` → the index that it names.
         landed: in host IR, communication (an op) → node number of the first wait for it, and the stream that waits.
         switches: in host IR, the node numbers of `set_current_stream`.
-        left_on: in host IR, the stream that is current at the end.
-        bound: in host IR, (an op, another one that waits for it, the node that makes it wait); ops by index, the output's being
-            the one behind the last, the node by number.
+        left_on: in host IR, the current stream at the end.
+        bound: in host IR, (an op, another op that waits for it, the node that makes it wait); ops by index, where the output
+            is one past the last, the node by number.
     """
 
     names: list[str] = field(default_factory=list)
@@ -146,7 +146,7 @@ class StreamReading:
     bound: list[tuple[int, int, int]] = field(default_factory=list)
 
     def lane(self, stream: int) -> str:
-        """A stream in two words: a number, or in host IR whose it is."""
+        """A short name of a stream: a number, or in host IR its owner."""
         if not self.host:
             return f"stream {stream}"
         team = self.teams.get(stream)
@@ -156,12 +156,12 @@ class StreamReading:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether times are those of asynchronous collectives: it has some, and no anchors, which say more."""
+        """Whether times follow the model of asynchronous collectives: the graph has some, and no anchors, which say more."""
         return not self.lowered and any(op.phase == "start" for op in self.ops)
 
 
 def tokens_of(reading: StreamReading, op: IssuedOp) -> list[tuple[int, int]]:
-    """Return (record, wait that names it) for every token that binds an op by data flow, by their node numbers."""
+    """Return (record, wait that names it) for every token that orders an op by data flow, by their node numbers."""
     found: dict[tuple[int, int], None] = {}
     for gate in op.gates:
         at: int | None = gate
@@ -173,12 +173,12 @@ def tokens_of(reading: StreamReading, op: IssuedOp) -> list[tuple[int, int]]:
 
 
 def parse_seconds(value: Any) -> float | None:
-    """Return a time as metadata has it, None where it is none: no number, not finite, too large, negative."""
+    """Return a time from metadata, None if it is not a finite, non-negative number in range."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
         time = float(value)
-    except OverflowError:  # a whole number larger than any float
+    except OverflowError:  # an integer too large for a float
         return None
     return time if math.isfinite(time) and time >= 0 else None
 

@@ -23,9 +23,9 @@ class ReplayedOp:
 
     Attributes:
         node, op: the node's name and the op's qualified name.
-        stream: where it runs; without anchors 0, and `COMMUNICATION` for what asynchronous collectives communicate.
-        resources: what it keeps busy, of "compute" and "comm".
-        start_s, end_s: seconds from the beginning; None when some op of the graph has no cost.
+        stream: where it runs; without anchors 0, or `COMMUNICATION` for the transfers of asynchronous collectives.
+        resources: what it occupies: "compute", "comm" or both.
+        start_s, end_s: seconds from the beginning; None if some op of the graph has no cost.
         issued_s: of asynchronous communication, when it begins to queue; None for everything else.
     """
 
@@ -38,17 +38,17 @@ class ReplayedOp:
     issued_s: float | None = None
 
 
-#: What stands for a stream where asynchronous communication runs, in graphs without anchors.
+#: The number of the stream for asynchronous communication, in graphs without anchors.
 COMMUNICATION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """A token on its way: from the op that a record completes to an op that waits for it.
+    """A dependency through a token: from the op that a record completes to an op that waits for it.
 
     Attributes:
-        record, wait: the anchors' names; `wait` is the one that names the token. In host IR, where nothing records, "" and the
-            name of what makes the target wait.
+        record, wait: the anchors' names; `wait` is the one that names the token. In host IR, which has no records, "" and the
+            name of the node that makes the target wait.
         source, target: the ops' names; the target may be the output node.
     """
 
@@ -63,17 +63,17 @@ class StreamReplay:
     """One rank's graph on its streams.
 
     Attributes:
-        lowered: whether the graph has anchors; without, all ops run on stream 0, one after the other.
+        lowered: whether the graph has anchors; if not, all ops run on stream 0, one after the other.
         ops: in issue order. Of asynchronous graphs, without waits.
         arrows: in issue order of their targets.
         overhead_s: of synchronisation between streams.
-        makespan_s: when the last op ends. This and the times below are None when some op has no cost.
+        makespan_s: when the last op ends. This and the times below are None if some op has no cost.
         serial_s: the sum of all costs, added in issue order.
         critical_path_s: longest path over data and mutations, and over communicating ops in their order, without overhead.
-        exposed_s: time during which communication is under way and no compute.
-        asynchronous: whether collectives run beside compute from their start to their wait.
+        exposed_s: time during which communication is in flight and nothing computes.
+        asynchronous: whether collectives overlap with compute from their start to their wait.
         stalls: of an asynchronous graph, when compute waits for communication.
-        lanes: of host IR, streams in words.
+        lanes: of host IR, the names of streams.
     """
 
     lowered: bool
@@ -93,7 +93,7 @@ def replay_streams(program: Program, rank: int, *, least_cost_s: float = 0.0) ->
     """Replay the graph of one rank, lowered or not. Linear in the graph; raises nothing.
 
     Args:
-        least_cost_s: what an op takes at least, whatever its node says. Not of asynchronous graphs.
+        least_cost_s: minimum duration of an op, whatever its node says. Not used for asynchronous graphs.
     """
     return replay_reading(reading_of(program, rank), program, least_cost_s=least_cost_s)
 
@@ -136,7 +136,7 @@ def _lanes(reading: StreamReading) -> dict[int, str]:
 
 
 def _asynchronous(reading: StreamReading) -> StreamReplay:
-    """Waits and frees take no time of their own, whatever their nodes say."""
+    """Waits and frees take no time, whatever their nodes say."""
     ops = reading.ops
     work = [op for op in ops if op.phase != "wait"]
     lanes = [COMMUNICATION if op.phase == "start" else 0 for op in work]
@@ -190,7 +190,7 @@ def _ends(ops: list[IssuedOp], costs: list[float], overhead: float) -> list[tupl
 
 
 def _critical_path(ops: list[IssuedOp], costs: list[float]) -> float:
-    written: dict[int, float] = {}  # storage -> when the write is complete that its readers see
+    written: dict[int, float] = {}  # storage -> when its last write is complete
     read: dict[int, float] = {}  # storage -> when all its reads since are
     communication = longest = 0.0
     for op, cost in zip(ops, costs, strict=True):
@@ -214,7 +214,7 @@ def _critical_path(ops: list[IssuedOp], costs: list[float]) -> float:
 
 
 def _exposed(ops: tuple[ReplayedOp, ...]) -> float:
-    """Both resources are exclusive, so the spans of one never overlap and come in order."""
+    """Both resources are exclusive, so the spans of one never overlap and are in order."""
     spans = {
         resource: [(op.start_s, op.end_s) for op in ops if resource in op.resources] for resource in ("comm", "compute")
     }

@@ -1,4 +1,4 @@
-"""Schedule: what a lowered graph declares of its times is what its replay gives, and beats running op after op."""
+"""Schedule: the replay of a lowered graph confirms the times that it declares, and they beat sequential execution."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tcverify.program.graph import map_structure
 
 CHECK = "schedule"
 
-#: Least seconds that an op takes in a schedule.
+#: Minimum duration of an op in a schedule, in seconds.
 LEAST_COST_S = 1e-6
 
-#: What `meta["schedule"]` of the output node says, all in seconds.
+#: The fields of `meta["schedule"]` of the output node, in seconds.
 DECLARED = ("makespan_s", "serial_s", "critical_path_s", "sync_overhead_s")
 
 
 def check_schedule(evidence: Evidence) -> list[Finding | Doubt]:
     """Report costs that are missing or changed, times that the replay does not confirm, and schedules without a gain.
 
-    Looks at lowered graphs that declare a schedule; at all lowered graphs where the contract promises one. One finding: the
-    first on the lowest rank. Where the contract promises overlap, communication that is exposed for longer is another.
+    Covers lowered graphs that declare a schedule, or all lowered graphs if the contract promises one. One finding: the
+    first on the lowest rank. If the contract promises overlap, communication that is exposed for longer is another finding.
     """
     rewritten = evidence.pair.rewritten
     if rewritten is None or not evidence.pair.changed:
@@ -49,7 +49,7 @@ def check_schedule(evidence: Evidence) -> list[Finding | Doubt]:
 
 
 def _exposed(original: Program, rewritten: Program) -> Finding | None:
-    """The first rank on which communication is exposed for longer than before; lowered or not."""
+    """The first rank on which communication is exposed for longer than before, lowered or not."""
     judged = set()
     for rank, graphs in enumerate(zip(original.ranks, rewritten.ranks, strict=True)):
         numbers = graphs[0].graph, graphs[1].graph
@@ -71,12 +71,12 @@ def _exposed(original: Program, rewritten: Program) -> Finding | None:
     return None
 
 
-#: Stalls that a detail names, the longest first.
+#: Number of stalls that a detail names, longest first.
 _MOST_STALLS = 4
 
 
 def _stalls(before: StreamReplay, after: StreamReplay) -> tuple[str | None, str]:
-    """Where compute waits for longer than before: the node where that is most, and some of them in words."""
+    """Where compute waits for longer than before: the node with the largest increase, and some of them in words."""
     lengths: list[dict[str, float]] = [{}, {}]
     for found, length in zip((before, after), lengths, strict=True):
         for stall in found.stalls:
@@ -130,7 +130,7 @@ def _malformed(declared: Any) -> str | None:
 
 
 def _costs(original: Program, rewritten: Program, reading: StreamReading, rank: int) -> Finding | None:
-    """Every op has a cost: that of its namesake in the original, where that is the same op and has one."""
+    """Every op has a cost: that of the node of the same name in the original, if that is the same op and has one."""
     before = {n.name: n for n in original.graphs[original.ranks[rank].graph].nodes if "cost_s" in n.meta}
     after = {n.name: n for n in rewritten.graphs[rewritten.ranks[rank].graph].nodes}
     for op in reading.ops:
@@ -139,7 +139,7 @@ def _costs(original: Program, rewritten: Program, reading: StreamReading, rank: 
             said = str(node.meta["cost_s"])[:40] if "cost_s" in node.meta else None
             what = f"is {said}, which is not a time" if said is not None else "is missing"
             return _wrong(f"meta['cost_s'] of '{op.name}' {what}", "", op.name, rank)
-        # An earlier stage may have changed what the op works on, and with it its cost.
+        # An earlier stage may have changed the operands of the op, and thus its cost.
         if same is None or not _same_work(same, node):
             continue
         given = parse_seconds(same.meta["cost_s"])
@@ -151,7 +151,7 @@ def _costs(original: Program, rewritten: Program, reading: StreamReading, rank: 
 
 
 def _same_work(first: fx.Node, second: fx.Node) -> bool:
-    """Whether two nodes call one op for results of one shape, as far as is recorded."""
+    """Whether two nodes call the same op with results of the same shape, according to metadata."""
 
     def shape(spec: Any) -> Any:
         return (spec.shape, spec.dtype) if isinstance(spec, TensorSpec) else spec
@@ -200,7 +200,7 @@ def _overview(declared: dict[str, float], real: StreamReplay) -> str:
 
 
 def _both(first: float, second: float) -> tuple[str, str]:
-    """Two times in µs, with as many digits as tell them apart."""
+    """Two times in µs, with enough digits to distinguish them."""
     for digits in (4, 7, 10, 13, 17):
         texts = f"{first * 1e6:.{digits}g} µs", f"{second * 1e6:.{digits}g} µs"
         if texts[0] != texts[1] or first == second:

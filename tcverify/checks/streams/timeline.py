@@ -1,8 +1,8 @@
-"""Timeline: when the ops of a rank run whose collectives are asynchronous.
+"""Timeline: when the ops of a rank with asynchronous collectives run.
 
-The host issues ops in graph order to one queue for compute. A start takes no time there: its communication queues behind all
-earlier communication of the rank, from when it is issued. A wait holds the queue for compute until what it waits for has
-arrived. Blocking collectives take both queues. At the end, everything under way is waited for.
+The host issues ops in graph order to one queue for compute. A start takes no time there: once issued, its communication
+queues behind all earlier communication of the rank. A wait blocks the queue for compute until its data has arrived.
+Blocking collectives occupy both queues. At the end, everything in flight is waited for.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A time during which compute waits for communication.
+    """A period during which compute waits for communication.
 
     Attributes:
-        node: the wait; the op that blocks; or the output, where what is still under way is joined.
-        awaited: name of the start that arrives last; of a blocking op, itself, or "" where the queue before it is awaited.
+        node: the wait; the blocking op; or the output, where communication in flight is joined.
+        awaited: name of the start that arrives last; for a blocking op, itself, or "" if it waits for the queue before it.
         start_s, end_s: seconds from the beginning.
     """
 
@@ -40,10 +40,10 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Spans of all ops, in issue order; of a wait, as long as it stalls. Times in seconds.
+    """Spans of all ops, in issue order; the span of a wait is its stall. Times in seconds.
 
     Attributes:
-        exposed_s: makespan without the time that compute takes, added up from the stalls.
+        exposed_s: makespan minus compute time, the sum of the stalls.
     """
 
     spans: tuple[Span, ...]
@@ -53,11 +53,9 @@ class Timeline:
 
 
 def compute_timeline(ops: Sequence[IssuedOp], costs: Sequence[float], output: str) -> Timeline:
-    """Return when ops run that take so many seconds. Linear in ops."""
-    now = channel = 0.0  # until when compute, and communication, is taken
-    arriving: dict[
-        int, tuple[float, str]
-    ] = {}  # storage -> when the last that is under way to it arrives, and its start
+    """Return when ops with the given durations run. Linear in ops."""
+    now = channel = 0.0  # until when compute, and communication, is busy
+    arriving: dict[int, tuple[float, str]] = {}  # storage -> when the last transfer to it arrives, and its start
     spans: list[Span] = []
     stalls: list[Stall] = []
     last = ""

@@ -1,4 +1,4 @@
-"""Arena, a part of check `equivalence`: values in communication buffers are what they are elsewhere, in every iteration."""
+"""Arena, a part of check `equivalence`: values in communication buffers equal those outside of them, in every iteration."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from tcverify.program.finding import Finding
 
 CHECK = "equivalence"
 
-#: Differences between runs of one program that the places of its values make: kernels sum in another order where memory is
-#: aligned otherwise. Relative to the largest magnitude of an output.
+#: Differences between runs of one program that result from addresses: kernels sum in another order if memory is
+#: aligned differently. Relative to the largest magnitude of an output.
 NOISE = 2.0**-30
 
 
 def arena_findings(evidence: Evidence) -> list[Finding]:
-    """Say what went wrong in the arena: at most one finding, which names the buffer that is overwritten first."""
+    """Report a failure in the arena: at most one finding, which names the buffer that is overwritten first."""
     run = evidence.arena
     if run is None:
         return []

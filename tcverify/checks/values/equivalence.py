@@ -13,7 +13,7 @@ from tcverify.checks.values.precision import note_coarser_dtype
 from tcverify.execution import Comparison, Delta
 from tcverify.program.finding import Doubt, Finding, Note, Said
 
-#: A difference is refuted above PROBE_FACTOR · probe + FLOOR · scale.
+#: A difference above PROBE_FACTOR · probe + FLOOR · scale is refuted.
 PROBE_FACTOR = 16.0
 FLOOR = 2.0**-46
 #: Outputs whose probe exceeds this share of their scale are too ill-conditioned to judge, unless it is no larger share of the
@@ -24,11 +24,11 @@ CONDITIONING = 1e-6
 def check_equivalence(evidence: Evidence) -> list[Said]:
     """Compare outputs, mutated inputs and storage sharing on every rank, in every executor and number domain that ran.
 
-    In float64 a difference counts when it exceeds what the original itself shows under tiny perturbations; in the native
-    domain when the rewritten program's error exceeds what rounding explains; in the exact domain always, where it can say so:
-    see semantics, "Number domains". Where float64 cannot judge, the exact domain does. Programs with communication
-    buffers must compute the same with these in an arena. Where it depends on a law of an op of which only the signature is
-    known whether a difference is one, it is a doubt.
+    In float64 a difference counts if it exceeds the changes of the original itself under tiny perturbations; in the
+    native domain, if the rewritten program's error exceeds what rounding explains; in the exact domain always, if that domain
+    is applicable: see semantics, "Number domains". If float64 cannot judge, the exact domain does. Programs with
+    communication buffers must compute the same with these in an arena. If a difference depends on a law of an op of
+    which only the signature is known, it is a doubt.
     """
     found = _judged(evidence)
     wrong = [one for one in found if isinstance(one, Finding) and one.kind == "wrong-value"]

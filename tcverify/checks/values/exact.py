@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tcverify.execution import Comparison, Delta, Explanation
 from tcverify.program.finding import Finding, Note
 
-#: So many draws do not differ by chance.
+#: Number of draws that do not differ by chance.
 NOT_BY_CHANCE = 3
 
 
@@ -17,26 +17,26 @@ def agrees(comparison: Comparison) -> bool:
 
 
 def _differs(delta: Delta) -> bool:
-    """Nothing overflows in the field: an infinity where the original has none is another value."""
+    """Nothing overflows in the field: an infinity that the original does not have is a different value."""
     return bool(delta.difference) or delta.problem is not None or delta.overflow
 
 
 def filter_differing_draws(comparisons: list[Comparison]) -> list[Comparison]:
-    """Return the draws in which the versions differ, unless they do so by chance: in too few of them.
+    """Return the draws in which the versions differ, unless these are so few that it may be chance.
 
-    A single draw may differ by chance, where a divisor or an argument of max happens to be 0; and it may agree although there is
-    a defect, where that stands behind a relu. So where two draws do not say the same there are more.
+    A single draw may differ by chance, if a divisor or an argument of max happens to be 0; and it may agree
+    despite a defect, if a relu hides it. So if two draws disagree, more are made.
     """
     found = [comparison for comparison in comparisons if not agrees(comparison)]
     return found if len(found) >= min(len(comparisons), NOT_BY_CHANCE) else []
 
 
 def exact_differences(comparisons: list[Comparison], explain: Callable[[], Explanation]) -> list[Finding | Note]:
-    """Judge what the draws of the exact domain show where float64 shows nothing.
+    """Judge the draws of the exact domain, if float64 shows no difference.
 
     Args:
         comparisons: one per draw, from one executor.
-        explain: says why the versions differ; costly.
+        explain: returns why the versions differ; costly.
     """
     counted = filter_differing_draws(comparisons)
     if not counted:

@@ -1,31 +1,32 @@
 """Equivalence in the native domain: the rewritten program is about as accurate as the original.
 
-Both versions run in the program's own dtypes, and the original in float64 besides, which counts as exact (its roundoff is 2⁻²⁹ of
-that of float32). The error of a version is its distance from that. Errors are judged per output, over all ranks.
+Both versions run in the program's own dtypes. The original also runs in float64, which counts as exact (its roundoff is 2⁻²⁹
+of that of float32). The error of a version is its distance from that result. Errors are judged per output, over all ranks.
 
-An output is refuted where its error exceeds
+An output is refuted if its error exceeds
 
     limit = RMS · max(noise, own)        for the root mean square over its elements, or
     limit = LARGEST · max(noise, own)    for the largest of them.
 
-- own: the error of the original itself. It stands in for what the noise does not know: kernels that are less accurate than
-  assumed, and discontinuities that happen to be met.
-- noise: what rounding is expected to make of the original: see `execution.rounding`. It lets every result, and what fused ops
-  compute inside, move by all that rounding may move it, at random; real rounding is uniform within that.
+- own: the error of the original itself. It covers what the noise does not model: kernels that are less accurate than
+  assumed, and discontinuities near an argument.
+- noise: the error of the original that rounding is expected to cause: see `execution.rounding`. It moves every result, also
+inside of fused
+  ops, at random by the largest error that rounding may cause; real rounding errors are uniform within that bound.
 - RMS = 1: the root mean square of real rounding is 0.41 of its bound, and that of a sound program's error about a quarter of the
   noise. So a rewrite may round about 16 times as often as the original on the way to an output; decomposing a norm or splitting
   a product in two does so two to four times. Measured over all dtypes and lengths (`benchmarks/native.py`), outputs of sound
-  rewrites that round otherwise use 0.2 of this limit, one in a hundred 0.5, and of 2,566 the worst 0.76.
-- LARGEST = 2: sees what goes wrong in few elements of a large tensor. The largest of many errors differs more from one draw to
-  the next than their root mean square; twice leaves room for that.
-- Root mean squares of few elements scatter: of n independent errors by about 1 / √(2n) of them. Both limits grow by
-  1 + SCATTER / √n. Where few of many elements are so sensitive that they make up the error (a row that a norm divides by next
-  to nothing), it scatters as that of these few: the noise's own scatter over its reruns, beyond what n elements explain, takes
-  the place of 1 / √n.
+  rewrites that round differently use 0.2 of this limit, one in a hundred 0.5, and the worst of 2,566 0.76.
+- LARGEST = 2: detects errors in few elements of a large tensor. The largest of many errors varies more between draws than
+  their root mean square; a factor of two leaves room for that.
+- Root mean squares of few elements vary: those of n independent errors by a share of about 1 / √(2n). Both limits grow by
+  1 + SCATTER / √n. If few of many elements dominate the error because they are very sensitive (a row that a norm divides by
+  almost zero), it varies like that of these few: the variation of the noise between its reruns, beyond what n elements explain,
+  then replaces 1 / √n.
 
-Where the rewritten version leaves the range of its dtype and the original does not (fp16: 65504), the verdict is inconclusive.
-A discrete value that differs is refuted only if the original computes it in float64 as in its own dtypes and the noise does not
-flip it.
+If the rewritten version leaves the range of its dtype and the original does not (fp16: 65504), the verdict is inconclusive. A
+discrete value that differs is refuted only if the original computes the same value in float64 as in its own dtypes and the noise
+does not flip it.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from dataclasses import dataclass
 from tcverify.execution import Comparison, Delta, Noise, pooled_rms
 from tcverify.program.finding import Doubt, Finding
 
-#: See the module's docstring.
+#: See the docstring of the module.
 RMS = 1.0
 LARGEST = 2.0
 SCATTER = 3.0
 
-#: Errors that are no larger than so many times the original's own are none, whatever the noise is: most of all programs.
+#: Errors up to this multiple of the original's own are accepted, whatever the noise is; this covers most programs.
 NO_WORSE = 1.25
 
 
@@ -91,14 +92,14 @@ _NONE = Noise(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class OutputErrors:
-    """By one measure, what the errors of an output are and what they may be.
+    """The errors of an output and their limit, by one measure.
 
     Attributes:
         measure: "root mean square" over the elements of all ranks, or "largest" of them.
         error: of the rewritten version.
         own: of the original.
-        noise: that rounding is expected to make.
-        factor: of the limit, by which the larger of the two is multiplied.
+        noise: the expected error due to rounding.
+        factor: by which the larger of the two is multiplied to get the limit.
     """
 
     measure: str
@@ -109,12 +110,12 @@ class OutputErrors:
 
     @property
     def limit(self) -> float:
-        """What the error may be at most."""
+        """The largest accepted error."""
         return self.factor * max(self.own, self.noise)
 
     @property
     def share(self) -> float:
-        """Of the limit that is used; beyond 1 the output is refuted."""
+        """The share of the limit that is used; beyond 1 the output is refuted."""
         if self.limit:
             return self.error / self.limit
         return math.inf if self.error else 0.0

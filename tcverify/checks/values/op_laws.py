@@ -1,9 +1,9 @@
-"""What an op would have to satisfy for two programs to be equal, where only its signature is known.
+"""The law that an op would have to satisfy for two programs to be equal, if only its signature is known.
 
-The original and its rewrite differ. Where every call of such an op is one that the original makes too, on tensors of the same
-shapes, that is a defect, unless a law explains it; so is an output that is wrong and depends on no such op. Where a call is
-given tensors of other shapes, or is gone, the op may have a law by which both are equal: a norm is computed row by row, so that
-of a shard is the shard of it. Laws are tried: both versions run with a function in the place of the op that has the law.
+The original and its rewrite differ. If the original makes every call of such an op too, on tensors of the same shapes,
+this is a defect, unless a law explains it; so is a wrong output that depends on no such op. If a call gets tensors of
+other shapes, or is missing, both may be equal by a law of the op: a norm is computed row by row, so the norm of a shard
+is the shard of the norm. Laws are tried: both versions run with the op replaced by a function that satisfies the law.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tcverify.ops.uninterpreted import OpCall, record_calls
 from tcverify.program import Doubt, Finding, Program
 from tcverify.registry.op_laws import OpLaw, law_of, supposing
 
-#: Most suppositions that are tried.
+#: Largest number of laws that are tried.
 _MOST = 16
 
 
 def law_needed(original: Program, rewritten: Program) -> Doubt | None:
-    """Say on which law of which op it depends whether two programs that differ are equal; None where on none."""
+    """Name the law and the op on which the equality of two differing programs depends; None if there is no such law."""
     graphs = (*original.graphs, *rewritten.graphs)
     if not any(n.op == "call_function" and lookup(n.target).uninterpreted for graph in graphs for n in graph.nodes):
         return None
@@ -58,7 +58,7 @@ def law_needed(original: Program, rewritten: Program) -> Doubt | None:
 
 
 def _wrong_beside(original: Program, rewritten: Program, lockstep: Lockstep) -> bool:
-    """Whether an output is wrong that depends on no such op, in neither version: that is a defect, whatever the ops do."""
+    """Whether a wrong output depends on no such op in either version: this is a defect, whatever the ops do."""
     comparison = lockstep.compare(original, rewritten)
     labels = dict.fromkeys((delta.label, delta.rank) for delta in comparison.deltas)
     for label, rank in labels:
@@ -77,9 +77,9 @@ _OUTPUT = re.compile(r"output (\d+)")
 
 
 def _depends(graph: fx.Graph, output: int) -> bool:
-    """Whether an output depends on an op of which only the signature is known; also where that cannot be told."""
+    """Whether an output depends on an op of which only the signature is known, or may depend on one."""
     if any(lookup(n.target).uninterpreted and lookup(n.target).aliases for n in graph.nodes if n.op == "call_function"):
-        return True  # what it writes is read by way of its operands
+        return True  # values that it writes are read through its operands
     leaves = pytree.tree_leaves(graph.output_node().args[0])
     if output >= len(leaves) or not isinstance(leaves[output], fx.Node):
         return True
@@ -96,7 +96,8 @@ def _depends(graph: fx.Graph, output: int) -> bool:
 
 
 def _known(call: OpCall, others: list[OpCall]) -> bool:
-    """Whether a call is one of others, up to values and what is no tensor, or a declared law relates it to one on other sizes."""
+    """Whether a call is among others, up to values and arguments that are not tensors, or a declared law relates it to one on
+    other sizes."""
     same = [other for other in others if other.name == call.name]
     if any(other.shapes == call.shapes for other in same):
         return True
@@ -114,7 +115,7 @@ def _calls(program: Program) -> list[OpCall]:
 
 
 def _suppositions(before: list[OpCall], after: list[OpCall], new: list[OpCall]) -> Iterator[dict[str, OpLaw]]:
-    """Laws to suppose, by op: those that the shapes of new calls hint at first."""
+    """Laws to try, by op: those that the shapes of new calls suggest first."""
     hinted: dict[str, list[OpLaw]] = {}
     for call in new:
         for old in before:
@@ -137,7 +138,7 @@ def _suppositions(before: list[OpCall], after: list[OpCall], new: list[OpCall]) 
 
 
 def _hint(old: OpCall, new: OpCall) -> OpLaw | None:
-    """The law by which a call on other shapes gives a part of what the old one gives: rows along the dims that differ."""
+    """The law by which a call on other shapes computes a part of the old result: rows along the dims that differ."""
     if old.key != new.key or [name for name, _ in old.shapes] != [name for name, _ in new.shapes]:
         return None
     rows: dict[tuple[int, int], dict[str, int]] = {}
@@ -165,7 +166,7 @@ def _agree(original: Program, rewritten: Program, laws: Mapping[str, OpLaw], loc
             if not (comparison.original.finished and comparison.rewritten.finished):
                 return False
             probe: Callable[[], dict[str, float]] = lambda: lockstep.probe(original, comparison.original)  # noqa: E731
-            return not differences(comparison, probe)  # nor doubts: what cannot be judged is no agreement
+            return not differences(comparison, probe)  # nor doubts: an inconclusive comparison is not agreement
         except UnsupportedOp:
             return False
 

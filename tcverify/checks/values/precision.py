@@ -1,4 +1,4 @@
-"""Precision: whether a pass rounds values more coarsely than the original does. Of that, doubles and residues show nothing."""
+"""Precision: whether a pass rounds values more coarsely than the original. Neither float64 nor residues show this."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tcverify.program.finding import Note
 
 
 def note_coarser_dtype(original: Program, rewritten: Program) -> Note | None:
-    """Note a floating dtype of the rewritten program that is coarser than all of the original's, as metadata have it."""
+    """Note a floating dtype of the rewritten program that is coarser than all of the original's, according to metadata."""
     before, after = (max(_dtypes(version), key=_step, default=None) for version in (original, rewritten))
     if before is None or after is None or _step(after) <= _step(before):
         return None

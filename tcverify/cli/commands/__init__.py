@@ -1,4 +1,4 @@
-"""The commands, a module each: its options, and what it does. `tcverify.cli.main` names them.
+"""The commands, one module each: its options, and its action. `tcverify.cli.main` lists them.
 
-What takes seconds to import, torch above all, a command imports inside of its functions; see `tcverify.cli.importing`.
+Commands import slow modules, torch above all, inside of functions; see `tcverify.cli.importing`.
 """

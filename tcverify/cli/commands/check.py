@@ -85,7 +85,7 @@ def check(
         targets=[arguments.parse_target(name) for name in passes],
         max_examples=draws,
         deep=True,
-        earlier=False,  # they would be other programs
+        earlier=False,  # they would be different programs
         **given,
     )
     with importing(processes=True):
@@ -117,7 +117,7 @@ def check(
 
 
 def _placements(given: Mapping[str, str]) -> dict[str, dict[str, Placement]]:
-    """Read DIM:PLACEMENT, several separated by commas, of each input. Raises UsageError."""
+    """Parse DIM:PLACEMENT, several separated by commas, for each input. Raises UsageError."""
     from tcverify.program import Placement
 
     found: dict[str, dict[str, Placement]] = {}

@@ -17,7 +17,7 @@ from tcverify.report.sanitize import sanitize, sanitize_lines
 if TYPE_CHECKING:
     from tcverify.execution import Executor
 
-#: How what became of a case is shown.
+#: How the result of a replay is displayed.
 _MARKS = {"fixed": ("+ FIXED ", "green"), "failed": ("x FAILED", "red"), "error": ("! ERROR ", "yellow")}
 
 
@@ -51,7 +51,7 @@ def replay(cases: tuple[str, ...], confirm: str, bisect: bool, report_dir: Path)
 
 
 def _replay_one(path: Path, executor_of: Callable[[int], Executor | None], *, alone: bool, blame: bool) -> str:
-    """Verify one case again and say what became of it: a key of `_MARKS`."""
+    """Verify one case again and print its state: a key of `_MARKS`."""
     from tcverify.cases.counterexample import read_counterexample
     from tcverify.replay import replay_case
     from tcverify.report.console import make_console, say

@@ -81,7 +81,7 @@ def run(
     `passes` of [tool.tcverify], else every built-in pass and some pipelines of them.
     """
     if ":" in (strategy or ""):
-        begin_server()  # it is a module of the user's, most of which import torch
+        begin_server()  # it is a module of the user, and most of these import torch
     names = passes or DEFAULT
     meshes = arguments.parse_meshes(world_size, mesh)
     strategies = arguments.parse_strategies(strategy, names)

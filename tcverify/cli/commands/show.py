@@ -48,7 +48,7 @@ def show(cases: tuple[str, ...], form: str, report_dir: Path) -> None:
         except TcverifyError as error:
             if len(paths) == 1:
                 raise
-            click.echo(error_text(error), err=True)  # the others are shown all the same
+            click.echo(error_text(error), err=True)  # the other counterexamples are still shown
             damaged = True
             continue
         if form == "json":

@@ -1,4 +1,5 @@
-"""What `tcverify init` writes into a repository: tests of its passes, a matrix of torch versions, a workflow, a configuration."""
+"""The files that `tcverify init` writes into a repository: tests of its passes, a matrix of torch versions, a workflow,
+a configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tcverify.errors import UsageError
 from tcverify.system.configuration import section
 from tcverify.system.files import write_atomically
 
-#: The pass that is written where none is named, and its reference.
+#: The pass that is written if none is named, and its reference.
 EXAMPLE_FILE = "example_pass.py"
 EXAMPLE = "example_pass:fuse_add_norm"
 
@@ -26,19 +27,19 @@ TORCH = {"torch29": "2.9.*", "torch211": "2.11.*", "torch213": "2.13.*"}
 _TABLE = re.compile(r"(?m)^\s*\[\s*tool\s*\.\s*[\"']?tcverify[\"']?\s*[].]")
 
 
-#: How a file that is to be written compares with the one that is there; see `PlannedFile`.
+#: How a file to be written compares with the existing one; see `PlannedFile`.
 FileState: TypeAlias = Literal["new", "same", "changed", "longer"]
 
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """A file that is to be written.
+    """A file to be written.
 
     Attributes:
-        path: seen from the directory.
+        path: relative to the directory.
         text: the whole file.
-        state: "new", "same" (it holds just this), "changed" (it is there and holds something else) or "longer" (a file of the
-            user's that keeps what it has and gets a table at its end).
+        state: "new", "same" (it exists with this text), "changed" (it exists with another text) or "longer" (a
+            file of the user to which a table is appended).
     """
 
     path: str
@@ -51,8 +52,8 @@ class TemplatePlan:
     """What `tcverify init` would do.
 
     Attributes:
-        files: what is written, in order.
-        advice: lines about a file that is left alone, and what may be added to it.
+        files: the files to write, in order.
+        advice: lines about a file that is left unchanged, and what may be added to it.
     """
 
     directory: Path
@@ -68,11 +69,11 @@ class TemplatePlan:
         """Write the files and return them.
 
         Args:
-            force: overwrite files that hold something else.
-            keep: leave such files alone and write the others.
+            force: overwrite files with other contents.
+            keep: keep such files and write the others.
 
         Raises:
-            UsageError: there are such files, and neither is said, or there is nothing to write (nothing is written then); or a
+            UsageError: there are such files and neither is set, or there is nothing to write (then nothing is written); or a
                 file cannot be written.
         """
         changed = [file.path for file in self.files if file.state == "changed"]
@@ -94,13 +95,13 @@ class TemplatePlan:
 
 
 def plan_template(directory: Path, passes: Sequence[str]) -> TemplatePlan:
-    """Plan what is written into a directory.
+    """Plan the files that are written into a directory.
 
     Args:
-        passes: references of the passes to verify, as `tcverify run` takes them; none stands for an example.
+        passes: references of the passes to verify, as `tcverify run` takes them; none means an example.
 
     Raises:
-        UsageError: the directory is a file, or a reference cannot be one.
+        UsageError: the directory is a file, or a reference is malformed.
     """
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is not a directory", "give the root of the repository")
@@ -111,7 +112,7 @@ def plan_template(directory: Path, passes: Sequence[str]) -> TemplatePlan:
     packaged = any((directory / name).is_file() for name in ("setup.py", "setup.cfg")) or _declares_project(directory)
     known = _read(directory / "pyproject.toml")
     theirs = known is not None and _TABLE.search(known) is not None
-    # A table of the user's is left alone, and may name no passes.
+    # An existing table is left unchanged, even if it names no passes.
     named = "".join(f"{one} " for one in chosen) if theirs and not _names_passes(directory) else ""
     render = _renderer(
         passes=list(zip(chosen, names, strict=True)), packaged=packaged, torch=TORCH, example=not passes, named=named
@@ -144,12 +145,12 @@ _WOULD = {
 
 
 def describe_plan(planned: TemplatePlan) -> list[str]:
-    """Say what would be done, in lines."""
+    """Describe what would be done, in lines."""
     return [*(f"{_WOULD[file.state]} {file.path}" for file in planned.files), *planned.advice]
 
 
 def describe_result(planned: TemplatePlan, written: Sequence[PlannedFile]) -> list[str]:
-    """Say what has been done, in lines, and what to do next."""
+    """Describe what was done and what to do next, in lines."""
     left = [file.path for file in planned.files if file not in written]
     return [
         *(f"{_DID[file.state]} {file.path}" for file in written),
@@ -177,7 +178,7 @@ def _require_reference(directory: Path, reference: str) -> None:
 
 
 def _test_names(passes: Sequence[str]) -> list[str]:
-    """Names for test functions: those of the passes, in small letters, numbered where two are equal."""
+    """Names for test functions: the lower-case names of the passes, numbered where two are equal."""
     found: list[str] = []
     for reference in passes:
         words = [stage.rpartition(":")[2].rpartition(".")[2] for stage in reference.split("+")]
@@ -204,7 +205,7 @@ def _planned(directory: Path, path: str, text: str) -> PlannedFile:
 
 
 def _read(path: Path) -> str | None:
-    """The text of a file, or None where there is none. Raises UsageError for what cannot be read."""
+    """The text of a file, or None if there is no such file. Raises UsageError if it cannot be read."""
     if not path.exists():
         return None
     try:
@@ -214,12 +215,12 @@ def _read(path: Path) -> str | None:
 
 
 def _names_passes(directory: Path) -> bool:
-    """Whether [tool.tcverify] says what `tcverify run` verifies."""
+    """Whether [tool.tcverify] defines what `tcverify run` verifies."""
     return "passes" in section(directory / "pyproject.toml")
 
 
 def _declares_project(directory: Path) -> bool:
-    """Whether pyproject.toml says how the repository is installed."""
+    """Whether pyproject.toml describes how the repository is installed."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:

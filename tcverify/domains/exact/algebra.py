@@ -27,11 +27,11 @@ class Field:
 
     Args:
         draw: number of the draw, which keys the hashes.
-        literals: residues of literals that are not to be read as they stand.
+        literals: residues of literals that are not read literally.
 
     Attributes:
-        read: the floating-point literals that were met, those within composed ops among them.
-        unwritten: what stands in memory that nobody has written.
+        read: the floating-point literals that occurred, including those within composed
+        ops. unwritten: contents of uninitialised memory.
     """
 
     unwritten = RESIDUE
@@ -91,7 +91,7 @@ class Field:
         return field.inverse(x)
 
     def reciprocal(self, number: int) -> float:
-        """1 / n for a count, as a residue. That of a multiple of P is no number."""
+        """1 / n for a count, as a residue. For a multiple of P it does not exist."""
         if number % field.P == 0:
             raise UnsupportedOp("mean", f"the exact domain cannot divide by {number}")
         return field.residue(pow(number, -1, field.P))
@@ -152,15 +152,15 @@ ORDER = "the order of numbers"
 
 
 class ScrambledField(Field):
-    """float64 in which other functions stand for exp, sqrt, …, and another order for that of numbers: smooth ones.
+    """float64 with other smooth functions in place of exp, sqrt, …, and another order in place of that of numbers.
 
     Programs that are equal by the laws of fields agree here as in float64: up to rounding. Where they do not, one of them relies
     on a law of a function or of the order, which does not hold here. A defect too small for float64 stays small, since what is
     exchanged is smooth, whatever functions it goes through.
 
     Args:
-        only: the one function that is exchanged; None exchanges all.
-        order: which other order stands for that of numbers.
+        only: the only function that is replaced; None replaces all.
+        order: which other order replaces that of numbers.
 
     Attributes:
         called: the functions that a program has called.

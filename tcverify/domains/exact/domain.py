@@ -75,11 +75,11 @@ class Exact(Domain):
 
 
 class ScrambledReals(Domain):
-    """float64 where some functions are exchanged for others; see `ScrambledField`.
+    """float64 with some functions replaced by others; see `ScrambledField`.
 
     Args:
-        only: the one function that is exchanged; None exchanges all.
-        order: which other order stands for that of numbers.
+        only: the only function that is replaced; None replaces all.
+        order: which other order replaces that of numbers.
     """
 
     name = "float64"
@@ -102,7 +102,7 @@ def residues(unit: Tensor) -> Tensor:
 
 
 class _Mode(TorchDispatchMode):
-    """Takes every op that torch is asked for while the mode is on."""
+    """Intercepts every op of torch while the mode is on."""
 
     def __init__(self, algebra: Field) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -224,7 +224,7 @@ def _cast(k: Field, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: 
 
 
 def _hash(k: Field, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """An elementwise op of which nothing is known: a hash of its tensors, keyed by its name and its other arguments."""
+    """An elementwise op without a definition: a hash of its tensors, keyed by its name and its other arguments."""
     name = _base(func)
     tensors = [k.embed(a) for a in args if isinstance(a, Tensor)]
     rest = [a for a in args if not isinstance(a, Tensor)]

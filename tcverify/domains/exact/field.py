@@ -21,7 +21,7 @@ P = 1048573
 H = (P - 1) // 2
 #: Most products that one float64 sum holds.
 BLOCK = 1 << 15
-#: Largest denominator of a rational that stands for a literal.
+#: Largest denominator of a rational that represents a literal.
 MAX_DENOMINATOR = 10**8
 
 Tensor = torch.Tensor
@@ -203,7 +203,7 @@ def _symmetric(n: int) -> float:
 
 @lru_cache(maxsize=4096)
 def residue(literal: float | int | bool) -> float:
-    """Return the residue that stands for a literal of a program; infinities stand for themselves.
+    """Return the residue of a literal of a program; infinities stay infinities.
 
     That of a float is the simplest rational with a denominator up to 10⁸ that rounds to it, so that 0.1 · 10 = 1 and
     0.5 · 2 = 1 are kept; where there is none, the dyadic number that the float is. Different floats have different rationals.

@@ -1,4 +1,4 @@
-"""What aten's ops compute in the exact domain, as compositions of an algebra's primitives.
+"""Definitions of aten's ops in the exact domain, as compositions of an algebra's primitives.
 
 An op stands in one of five places: `EXACT` composes it; `STRUCTURAL` ops move values; `CHOOSING` and `COMPARING` ones go by
 the order of symmetric residues; unknown elementwise ops are hashes; for all others torch's own decomposition is taken, and
@@ -134,7 +134,7 @@ def _addbmm(k: Field, x: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any
 
 @register_exact("convolution")
 def _convolution(k: Field, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    if weight.numel() > weight.shape[0] * field.BLOCK:  # one element of the result adds up so many products
+    if weight.numel() > weight.shape[0] * field.BLOCK:  # one element of the result is a sum of this many products
         raise UnsupportedOp("aten::convolution", f"the exact domain adds up at most {field.BLOCK} products in one")
     k.finite("convolution", x, weight)
     found = k.settle(aten.convolution.default(x, weight, None, *rest))
@@ -155,7 +155,7 @@ def _count(x: Tensor, dim: Any) -> int:
 
 
 def _floating(dtype: torch.dtype | None) -> None:
-    """Refuse results that are no floating-point numbers."""
+    """Refuse results that are not floating-point numbers."""
     if dtype is not None and not dtype.is_floating_point:
         raise UnsupportedOp(f"a sum as {dtype}", "the exact domain has no casts from floating to integer values")
 

@@ -41,8 +41,8 @@ class Matcher:
     """Calls that wait for others, and ranks that wait for calls.
 
     Attributes:
-        parked: what each rank that cannot go on waits for; a rank goes on when all of it is done.
-        lingering: ranks that stay at a start although they could go on.
+        parked: what each blocked rank waits for; it continues when all of it is done. lingering:
+        ranks that stay at a start although they could continue.
     """
 
     parked: dict[int, list[MatchEntry]] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Matcher:
         return entry, members
 
     def hang(self) -> Hang | None:
-        """Describe the ranks that still wait, by following whom each waits for; also for calls that nobody waits for."""
+        """Describe the ranks that still wait, by following the wait-for relation; also for calls that no rank waits for."""
         waiting = {rank: next(e for e in entries if not e.met) for rank, entries in self.parked.items()}
         if not waiting:
             left = [queue[0] for queues in self._queues.values() for queue in queues.values() if queue]

@@ -53,8 +53,8 @@ class Lockstep:
 
         Args:
             timing: when asynchronous collectives read and write: one of `TIMINGS`, or by rank and node.
-            beside: a run of another version of the program, in the same domain. What both compute alike is kept once, where
-                it is large.
+            beside: a run of another version of the program, in the same domain. Large values that are equal in both are
+                kept once.
         """
         if not observe and program.world_size >= STACKED_FROM:
             check_supported(plans_of(program, domain), domain)
@@ -120,10 +120,10 @@ class Lockstep:
         return changes
 
 
-#: Makes what watches a rank, from its number and its inputs as the domain carries them; it may write into them.
+#: Creates the observer of a rank from its number and its inputs in the domain; it may write into them.
 Watcher: TypeAlias = Callable[[int, list[torch.Tensor]], Watch]
 
-#: Gives the order in which so many contributions are summed.
+#: Returns the order in which this many contributions are summed.
 Order: TypeAlias = Callable[[int], list[int]]
 
 
@@ -166,7 +166,7 @@ def _execute(
         inputs = rank_inputs(plan, rank, sources, domain)
         watch: Watch | None = None
         if watcher is not None:
-            inputs = [domain.carry(value).clone() for value in inputs]  # of its own: kept ones are shared
+            inputs = [domain.carry(value).clone() for value in inputs]  # a separate copy: cached ones are shared
             watch = watcher(rank, list(inputs))
         steps = run_rank(
             plan, rank, rank_constants(program.mesh, rank, binding.constants), inputs, observe=observe, perturb=perturb,
@@ -181,7 +181,7 @@ def _execute(
 
 @dataclass(frozen=True, slots=True)
 class MetCollective:
-    """The members' calls of a collective that have met, and wait until nothing else can go on: the `number`-th such one."""
+    """The members' matched calls of a collective, which wait until nothing else can proceed: the `number`-th such one."""
 
     number: int
     members: list[MatchEntry]
@@ -189,7 +189,7 @@ class MetCollective:
 
 @dataclass(slots=True)
 class _Drive:
-    """Advances the ranks' generators until all have ended, or wait for ever."""
+    """Advances the ranks' generators until all have ended, or wait forever."""
 
     run: Run
     generators: list[RankGenerator]
@@ -217,7 +217,7 @@ class _Drive:
             self.run.hang = self.matcher.hang()
 
     def _advance(self, rank: int, answer: Any) -> bool:
-        """Let a rank go on to its next request. Returns whether the run goes on."""
+        """Advance a rank to its next request. Returns whether the run continues."""
         try:
             node, event = self.generators[rank].send(answer)
         except StopIteration as stop:
@@ -294,7 +294,8 @@ class _Drive:
         self.runnable.append((rank, answer))
 
     def _quiescent(self) -> bool:
-        """No rank can go on: carry out what one waits for, or let those go on that need not stay. Whether anything came of it."""
+        """No rank can proceed: carry out a collective that one waits for, or release ranks that need not stay. Returns
+        whether anything changed."""
         parked = (entry for entries in self.matcher.parked.values() for entry in entries)
         wanted = min((self.late[id(e)] for e in parked if id(e) in self.late), key=lambda met: met.number, default=None)
         if wanted is not None:

@@ -44,7 +44,7 @@ class StackedRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScatteredRows:
-    """What ranks hold, where that is other parts of what others hold: views that no stack has.
+    """Values of ranks that are different parts of the values of others: views that no stack has.
 
     Attributes:
         tensors: of the ranks.

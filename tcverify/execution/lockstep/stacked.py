@@ -1,10 +1,10 @@
-"""Many ranks at once: where all ranks run one graph, their tensors are stacked, and an op runs once for all of them.
+"""Many ranks at once: if all ranks run the same graph, their tensors are stacked, and an op runs once for all of them.
 
-What is equal on all ranks (replicated inputs, and what is computed from them alone) is kept once, and what is equal on some of
-them (shards, and what is gathered or reduced over a group) once for these. Collectives, and ops that are told something else on
-every rank, run rank by rank on the slices. What a graph still writes into is kept per rank: slices share the storage of the
-stack. One rank also runs alone, given what the collectives gave it: it says how values share storage, and that its slices are
-what it computes by itself.
+Values that are equal on all ranks (replicated inputs, and values computed only from them) are stored once, and values that are
+equal on some ranks (shards, and values gathered or reduced over a group) once for these. Collectives, and ops with different
+arguments on every rank, run rank by rank on the slices. Values that a graph writes into later are stored per rank: slices share
+the storage of the stack. One rank also runs alone, with the recorded results of the collectives: it determines which values share
+storage, and confirms its slices.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from tcverify.program import InputSpec, Mesh, Program
 from tcverify.program.graph import RankConstant, Slot, copy_graph
 from tcverify.program.sharing import share
 
-#: From so many ranks on it pays (benchmarks/scale.py).
+#: Number of ranks from which it pays (benchmarks/scale.py).
 STACKED_FROM = 16
 
 #: What rounding may make of another order of the same sums, relative to the largest magnitude.
@@ -84,11 +84,11 @@ def run_stacked(
 
     Args:
         timing: when asynchronous collectives read and write, as of `Lockstep.run`; all ranks alike.
-        beside: a run of another version: outputs that are the same to the bit are kept once.
-        perturbation: of what ops compute, and of the order of sums. Then no rank runs alone as a check.
+        beside: a run of another version: bitwise equal outputs are kept once. perturbation:
+        of the results of ops, and of the order of sums. Then no rank runs alone as a check.
 
     Returns:
-        The run, finished on all ranks; None where the ranks have to run one by one, which also says what goes wrong.
+        The run, finished on all ranks; None if the ranks have to run one by one, which also shows the problem.
     """
     program = _merged(program)
     plan = plans_of(program, domain)[0]
@@ -112,7 +112,7 @@ def run_stacked(
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Without what torch says of ops that vmap runs slice by slice itself, in Python and beside it."""
+    """Without torch's warnings about ops that vmap runs slice by slice."""
     tell = getattr(torch._C._functorch, "_set_vmap_fallback_warning_enabled", lambda told: None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -276,7 +276,7 @@ class _Ranks:
         """Call an op once for all ranks.
 
         Args:
-            apart: whether each rank has to have a row of its own in the result.
+            apart: whether each rank needs a separate row in the result.
         """
         args, kwargs = fill_arguments(step, values, _filler(values, self.constants[0]))
         leaves, tree = pytree.tree_flatten((args, kwargs))
@@ -418,7 +418,7 @@ def _same(value: Any, known: Any) -> bool:
 
 
 def _scales(value: Any, ranks: int) -> list[float | None]:
-    """The largest magnitude of a value on each rank, where that is one."""
+    """The largest magnitude of a value on each rank, if it is floating point."""
     one = value.tensor if isinstance(value, StackedRows) else None
     if one is None or not one.is_floating_point() or not one.numel():
         return [None] * ranks
@@ -427,7 +427,7 @@ def _scales(value: Any, ranks: int) -> list[float | None]:
 
 
 def _check(alone: RankResult, stacked: RankResult, tolerance: float, least: float = 0.0) -> None:
-    """Raise unless what a rank has computed alone stands in its slices, and shares storage as these do.
+    """Raise unless the values that a rank has computed alone equal its slices, and share storage in the same way.
 
     Args:
         least: the magnitude that the tolerance is relative to at least.
@@ -440,7 +440,7 @@ def _check(alone: RankResult, stacked: RankResult, tolerance: float, least: floa
 
 
 def _part(dims: Sequence[str], mesh: Mesh, rank: int) -> tuple[Any, ...]:
-    """Where a rank stands in mesh dims: what the values of inputs that are placed over these depend on."""
+    """Positions of a rank in mesh dims: the values of inputs that are placed over these depend on them."""
     return tuple((dim.position(rank), len(dim.group(rank))) for dim in map(mesh.dim, dims))
 
 

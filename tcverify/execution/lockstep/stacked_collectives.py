@@ -29,11 +29,11 @@ from tcverify.ops.collective import ALIKE
 
 
 class _Arrived:
-    """What a rank's start of a collective has written, or would have: an output that nobody else has need not be written.
+    """What a rank's start of a collective has written, or would have: an output without other readers need not be written.
 
     Args:
-        outside: whether the output is storage that was there before.
-        apart: whether what is returned stays storage of this rank alone.
+        outside: whether the output is existing storage. apart:
+        whether the returned storage belongs to this rank alone.
     """
 
     def __init__(self, output: torch.Tensor, answer: torch.Tensor, outside: bool, apart: bool) -> None:
@@ -51,7 +51,7 @@ class _Arrived:
 
 
 def _returned(by: Sequence[_Arrived], value: Any) -> Any:
-    """What stands for a value that an op returns which has started collectives, or waited for some."""
+    """Placeholder for the result of an op that has started collectives, or waited for some."""
     if not isinstance(value, torch.Tensor):
         return pytree.tree_map_only(torch.Tensor, partial(_returned, by), value)
     if len(by) == 1 and by[0].output is value:
@@ -72,9 +72,9 @@ class _UnderWay:
         number: in the order in which they have started.
         starts: of the ranks; none once it has been carried out.
         tensors: what each contributes: a copy where it reads at once.
-        outside: of the ranks, whether the output is storage that was there before.
-        timing: when it reads.
-        result: of the step, where nobody else sees the outputs; else they are written.
+        outside: of the ranks, whether the output is existing storage. timing: when
+        it reads. result: of the
+        step, if the outputs are not visible elsewhere; otherwise they are written.
     """
 
     number: int
@@ -192,7 +192,7 @@ class Collectives:
         return made
 
     def _arrive(self, tensor: torch.Tensor, arrived: Sequence[list[_Arrived]], apart: bool) -> None:
-        """Carry out what was to write into the storage of a tensor, or into the outputs that it stands for."""
+        """Carry out collectives that were to write into the storage of a tensor, or into the outputs that it represents."""
         pending = self.under_way.pop(storage_of(tensor), [])
         for begun in list(pending):
             if begun.starts:
@@ -217,7 +217,7 @@ class Collectives:
         arrived: Sequence[list[_Arrived]],
         apart: bool,
     ) -> None:
-        """Note what has arrived: members that got the same may return it, unless they go on writing into it."""
+        """Record results: members with the same result may share it, unless they write into it later."""
         own = apart or len(set(map(id, answers))) == self._size
         for by, start, answer, inside in zip(arrived, starts, answers, outside, strict=True):
             by.append(_Arrived(start.output, answer, inside, own))

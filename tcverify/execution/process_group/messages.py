@@ -1,4 +1,4 @@
-"""What a pool and its ranks say to each other: JSON text, followed by one binary frame when tensors travel along.
+"""Messages between a pool and its ranks: JSON text, followed by one binary frame if there are tensors.
 
 To a rank: a request (`{"id", "jobs", "observe"}`) or, after a reply that it is held at, `{"go": id}`. From a rank: replies.
 Floats travel as Python's JSON writes them, exactly, with NaN and Infinity.
@@ -34,12 +34,12 @@ class Reply:
 
     Attributes:
         number: of the request.
-        results: what the rank did, per program; those after one that raised are missing.
-        deltas: how the two programs differ on this rank, when it finished both.
-        refusal: set when the rank cannot run the program: an op or the inputs.
-        failure: set when torch.distributed failed; the group is dead then.
-        left: whether the rank stopped while collectives were under way that it had started. The group is of no more use then:
-            those of the next program would meet them.
+        results: the execution of the rank, per program; those after one that raised are
+        missing. deltas: how the two programs differ on this rank, if it finished both.
+        refusal: set if the rank cannot run the program: an op or the inputs.
+        failure: set if torch.distributed failed; the group is unusable then.
+        left: whether the rank stopped while collectives that it had started were in flight. Then the group is unusable:
+            collectives of the next program would match them.
     """
 
     number: int
@@ -94,10 +94,10 @@ def encode_request(number: int, programs: Sequence[Program], observe: bool, doma
 
 
 def decode_jobs(data: list[Any]) -> Iterator[RankJob | None]:
-    """Read the programs of a request, each when it is asked for; None is the same one again.
+    """Read the programs of a request, each on demand; None is the same one again.
 
     Raises:
-        UnsupportedOp: the tables of this process do not know an op.
+        UnsupportedOp: an op is missing from the tables of this process.
     """
     reader = Reader("the message")
     sources: Sources | None = None

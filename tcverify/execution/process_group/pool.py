@@ -200,7 +200,7 @@ class ProcessGroupPool:
     def _send(self) -> None:
         """Send what may be sent; start the ranks when there are none."""
         if self._group is not None and not any(t.sent for t in self._tickets) and self._outdated(self._group):
-            self._discard()  # while nothing ran: nobody's fault, and nothing is lost
+            self._discard()  # while nothing ran: no program is to blame, and nothing is lost
         self.start()
         ahead = sum(len(t.request) for t in self._tickets if t.sent)
         for ticket in self._tickets:

@@ -32,7 +32,7 @@ class RankLost(Exception):
     """A rank process has ended.
 
     Attributes:
-        how: what became of it, e.g. "died of SIGKILL".
+        how: how it ended, e.g. "died of SIGKILL".
     """
 
     def __init__(self, rank: int, how: str) -> None:
@@ -60,7 +60,7 @@ class RankGroupProtocol(Protocol):
         ...
 
     def lost(self, seconds: float) -> RankLost | None:
-        """Return a rank that ends within so many seconds from now."""
+        """Return a rank that ends within this many seconds."""
         ...
 
     def kill(self) -> None:
@@ -75,14 +75,14 @@ class _Rank:
 
 
 class RankGroup:
-    """The processes of one group, in rank order. Once anything went wrong in it, kill it: it cannot be mended.
+    """The processes of one group, in rank order. After any failure in it, kill it: it cannot be repaired.
 
     Args:
         timeout: seconds that one read from or write to a rank may take.
 
     Raises:
         ExecutorError: the group cannot be started.
-        UsageError: there is no room for its directory.
+        UsageError: there is no space for its directory.
     """
 
     def __init__(self, world_size: int, device: DeviceType, core: int | None, timeout: float) -> None:
@@ -155,7 +155,7 @@ class RankGroup:
             return None
 
     def lost(self, seconds: float) -> RankLost | None:
-        """Return a rank that ends within so many seconds from now."""
+        """Return a rank that ends within this many seconds."""
         ended = wait([r.process.sentinel for r in self._ranks], seconds)
         for rank, one in enumerate(self._ranks):
             if one.process.sentinel in ended:
@@ -199,7 +199,7 @@ class RankGroup:
 
 
 def how_it_ended(process: BaseProcess, log: str) -> str:
-    """What became of a rank's process: "died of SIGKILL", or its exit code and its last words, as its log has them."""
+    """How a rank's process ended: "died of SIGKILL", or its exit code and the last lines of its log."""
     process.join(5)
     code = process.exitcode
     if code is None:

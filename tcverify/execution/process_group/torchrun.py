@@ -1,8 +1,8 @@
 """Process groups whose ranks torchrun has started, on one machine or on several.
 
-Every process that torchrun starts is a keeper (see `torchrun_keeper`): it starts one rank of each group, ends it, and carries
-what the rank is told and says. Campaign and keepers talk through torchrun's store, in the messages of `messages`: JSON, and
-bytes of tensors. The campaign runs beside the keeper of rank 0 and finds the store by the environment.
+Every process that torchrun starts is a keeper (see `torchrun_keeper`): it starts one rank of each group, ends it, and relays
+its messages. Campaign and keepers communicate through torchrun's store, in the messages of `messages`: JSON, and bytes
+of tensors. The campaign runs next to the keeper of rank 0 and finds the store by the environment.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class StoreAddress:
     world_size: int
 
     def connect(self, *, master: bool = False) -> Store:
-        """Return a connection of one's own: two threads that share one wait for each other.
+        """Return a separate connection: two threads that share one block each other.
 
         Raises:
-            ExecutorError: nobody answers there.
+            ExecutorError: there is no answer.
         """
         try:
             patience = timedelta(seconds=STORE_SECONDS)
@@ -97,7 +97,7 @@ class Channel:
         self._store.set(key, str(len(pieces)))
 
     def get(self, seconds: float) -> bytes | None:
-        """Return the next message, or None when there is none within so many seconds."""
+        """Return the next message, or None if there is none within this many seconds."""
         key = f"{self._name}/{self._read + 1}"
         try:
             self._store.wait([key], timedelta(seconds=max(0.001, seconds)))
@@ -112,10 +112,10 @@ class Channel:
 
 
 class StoreGroup:
-    """The ranks of one group, seen from the campaign: as `RankGroup`, but that keepers start and end them.
+    """The ranks of one group, seen from the campaign: like `RankGroup`, but keepers start and end them.
 
     Args:
-        timeout: not used: a keeper takes what it is told, whatever its rank does.
+        timeout: not used: a keeper always accepts messages, whatever its rank does.
 
     Raises:
         ExecutorError: the group cannot be started.

@@ -1,7 +1,7 @@
-"""What torchrun starts: keepers, one per rank. The first of them runs a command of tcverify beside.
+"""The processes that torchrun starts: keepers, one per rank. The first one also runs a command of tcverify.
 
-A rank that dies takes its group along, never its keeper: the next group has new ranks. What a rank is told and says goes through
-two threads per group, which have connections to the store of their own.
+A rank that dies ends its group, but never its keeper: the next group has new ranks. Messages to and from a rank pass through
+two threads per group, which have separate connections to the store.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tcverify.execution.process_group.processes import how_it_ended
 from tcverify.execution.process_group.torchrun import VARIABLE, Channel, Store, StoreAddress
 from tcverify.system import end_process, scratch, start_process
 
-#: Seconds that one wait takes at most. Whoever waits is told of the end, so it is as good as for ever.
+#: Seconds of one wait. Waiting threads are notified of the end, so this is effectively unbounded.
 PATIENCE_SECONDS = 3600.0
 
-#: Seconds that the first keeper, beside which the store may be, waits for the others to have seen the end.
+#: Seconds that the first keeper, whose process may host the store, waits for the others to notice the end.
 PARTING_SECONDS = 30.0
 
 
@@ -63,9 +63,9 @@ def run_keeper(command: Sequence[str], environment: Mapping[str, str] = os.envir
 
 
 def serve_keeper(place: StoreAddress, rank: int, store: Store, beside: subprocess.Popen[bytes] | None) -> int:
-    """Serve as a keeper until the run ends, which is when the command `beside` the first one does; return the exit code.
+    """Serve as a keeper until the run ends, that is until the command `beside` the first one ends; return the exit code.
 
-    SIGTERM, by which torchrun ends its processes, interrupts the command, which then keeps what it has found.
+    SIGTERM, with which torchrun ends its processes, interrupts the command, which then saves its findings.
     """
     events: queue.Queue[dict[str, Any]] = queue.Queue()  # so that signals, too, are attended to at once
     threading.Thread(target=_receive, args=(Channel(place.connect(), f"keeper/{rank}"), events), daemon=True).start()
@@ -138,7 +138,7 @@ def _part(store: Store, rank: int, size: int) -> None:
 
 
 class _Rank:
-    """One rank of one group: its process, and the threads that carry what it is told and says."""
+    """One rank of one group: its process, and the threads that relay its messages."""
 
     def __init__(self, place: StoreAddress, number: int, rank: int, order: Mapping[str, Any]) -> None:
         self._rank = rank
@@ -157,7 +157,7 @@ class _Rank:
             thread.start()
 
     def end(self) -> None:
-        """Kill the rank and let go of everything."""
+        """Kill the rank and release everything."""
         self._ended.set()
         with contextlib.suppress(RuntimeError, TcverifyError):
             Channel(self._place.connect(), self._told).put(b"")  # wakes the thread

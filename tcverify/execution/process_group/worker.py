@@ -109,7 +109,7 @@ def _join(
 
 
 class _CollectiveFailed(Exception):
-    """torch.distributed raised, or there is no memory left: nothing can be said about the program, and the group is dead."""
+    """torch.distributed raised, or there is no memory left: nothing can be said about the program, and the group is unusable."""
 
 
 #: What torch and Python say when they get no memory: not the program's fault, which has run in lockstep by then.
@@ -159,7 +159,7 @@ def _answer(rank: int, place: torch.device, request: dict[str, Any]) -> Reply:
 def _run(
     job: RankJob, rank: int, place: torch.device, observe: bool, under_way: dict[PendingCollective, Finish]
 ) -> RankResult:
-    """Run a program. What stays in `under_way` nobody has waited for: the rank raised, and its peers need not come to it."""
+    """Run a program. Collectives left in `under_way` were not waited for: the rank raised, and its peers may not join them."""
     check_supported(job.plans, job.domain)  # those of all ranks, so that every rank refuses and none waits for another
     binding = job.ranks[rank]
     plan = job.plans[binding.graph]
@@ -190,7 +190,7 @@ def _run(
             raise _failed("the wait" if isinstance(event, Join) else str(event.collective), node, error) from error
     while (
         result.error is None and under_way
-    ):  # nobody waits for these, but the group is to be clear for the next program
+    ):  # no rank waits for these, but the group must be idle before the next program
         one, finish = under_way.popitem()
         try:
             finish()

@@ -1,11 +1,11 @@
 """Explores the streams of a lowered program on CUDA devices: one rank in this process, several in one process each.
 
-Several ranks meet by NCCL where each has a device of its own; its collectives run on the stream that calls them. Otherwise,
-since NCCL refuses two ranks on one device, they share devices and meet by gloo, staged through the host: the host waits until
-the operand is on the CPU, so until the calling stream, and whatever it waits for, has come so far, and goes on to issue once
-the result is there. That hides races between what has run before a collective and what is issued after it.
+Several ranks use NCCL if each has a separate device; its collectives run on the stream that calls them. Otherwise, since
+NCCL refuses two ranks on one device, they share devices and use gloo, staged through the host: the host waits until the operand
+is on the CPU, so until the calling stream, and whatever it waits for, has reached that point, and continues to issue ops
+once the result has arrived. That hides races between ops before a collective and ops issued after it.
 
-On CUDA none of this has been run yet. The processes have, with queues in the place of a device (see `simulated`).
+None of this has been run on CUDA yet. The processes have, with queues in place of a device (see `simulated`).
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def explore_on_cuda(
     Args:
         reference: the program's run in lockstep, by default that of the issue order.
         seeds: of the random draws.
-        boundary, inputs: as a contract says, see `Contract`.
+        boundary, inputs: as in `Contract`.
 
     Returns:
-        Outputs that were wrong, each once; nothing for a program that is not lowered, does not run to its end, or is too large.
+        Outputs that were wrong, each once; none for a program that is not lowered, does not run to its end, or is too large.
 
     Raises:
-        ExecutorError: there is no CUDA device, a rank fails or does not come to its end, or the program cannot be sent to ranks.
+        ExecutorError: there is no CUDA device, a rank fails or hangs, or the program cannot be sent to ranks.
         UnsupportedOp: an op has no meaning.
     """
     if not torch.cuda.is_available():
@@ -122,7 +122,7 @@ def _wrong(expected: RankResult, found: RankResult) -> set[str]:
 
 
 def backend_of(world_size: int) -> str:
-    """The backend by which so many ranks meet on this machine: "nccl" where each has a device of its own, else "gloo"."""
+    """The backend for this many ranks on this machine: "nccl" if each has a separate device, else "gloo"."""
     return "nccl" if dist.is_nccl_available() and torch.cuda.device_count() >= world_size else "gloo"
 
 

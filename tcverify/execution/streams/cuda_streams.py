@@ -1,17 +1,17 @@
-"""Runs a lowered program on real CUDA streams, each stream of the program on one of its own, with delays.
+"""Runs a lowered program on real CUDA streams, one per stream of the program, with delays.
 
 Nothing in this module that touches CUDA has been run on a GPU yet: it follows torch's and NVIDIA's documentation.
 
-The host issues as it would in earnest, by position (see `queues`): an op goes to its stream, behind the events that it waits
-for; a record is an event behind the op that was issued last. Sleeps before some ops (see `launches`) let other streams overtake
-them, so that what is read without a wait is read too early and holds poison (see `device_memory`). Stream 0 is the default
-stream; the others come from torch's pool and, being non-blocking, do not wait for it of themselves. The outputs are copied by
+The host issues as a real one does, by position (see `queues`): an op goes to its stream, after the events that it waits
+for; a record is an event after the op that was issued last. Sleeps before some ops (see `launches`) let other streams overtake
+them, so that a read without a wait happens too early and finds poison (see `device_memory`). Stream 0 is the default
+stream; the others come from torch's pool and, being non-blocking, do not wait for it implicitly. The outputs are copied by
 stream 0, the host waits for stream 0 alone, and only then for the device.
 
-A difference counts when outputs differ from lockstep's and from those of the same kernels in one stream: so rounding that the
-device does in its own way is not taken for a race. What is seen is a race; what is not seen says little: a device may run streams
-one after the other for want of room, of hardware queues (8 by default, CUDA_DEVICE_MAX_CONNECTIONS) or of streams (torch's pool
-has 32), and some ops make the host wait. Kernels are loaded and memory is allocated at first use, which can make streams wait as
+A difference counts when outputs differ from lockstep's and from those of the same kernels in one stream: so device-specific
+rounding is not mistaken for a race. A difference proves a race; its absence proves little: a device may run streams one after
+the other if it lacks space, hardware queues (8 by default, CUDA_DEVICE_MAX_CONNECTIONS) or streams (torch's pool has
+32), and some ops make the host wait. Kernels are loaded and memory is allocated at first use, which can make streams wait as
 well; so every program runs without delays first.
 """
 
@@ -57,7 +57,7 @@ class Device(Protocol):
 
 
 class CudaDevice:
-    """The streams of one rank on a CUDA device, which live as long as this does.
+    """The streams of one rank on a CUDA device, which live as long as this object.
 
     Raises:
         ExecutorError: there is no such device.

@@ -1,10 +1,10 @@
-"""Memory of a rank on a device: every value has a place of its own, from before the first op until after the last.
+"""Memory of a rank on a device: every value has a separate buffer, from before the first op until after the last.
 
-An op computes into memory that the allocator gives it, and copies the result to its place, on its own stream. So until an op
-has run, its place holds poison (NaN, or integers that are wrong), and whoever reads it too early computes a wrong value. Without
-places a missing wait could stay unseen: torch's caching allocator hands out memory in the order in which the host frees it, and
-a reader that comes too early might find the right values there, left by an earlier run, or wrong ones, by an op that is not to
-blame. What an op computes into never leaves its stream, so reusing that is sound.
+An op computes into memory from the allocator, and copies the result to its buffer, on its own stream. So until an op has run,
+its buffer contains poison (NaN, or wrong integers), and an op that reads it too early computes a wrong value. Without these
+buffers a missing wait could go unnoticed: torch's caching allocator reuses memory in the order in which the host frees it, and a
+premature reader might find the right values there, left by an earlier run, or wrong ones, by an op that is not to blame. The
+memory that an op computes into never leaves its stream, so reusing it is sound.
 """
 
 from __future__ import annotations

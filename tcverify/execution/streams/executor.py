@@ -1,11 +1,11 @@
-"""The adversarial stream executor: every stream of every rank is a queue of its own, and an order says which goes next.
+"""The adversarial stream executor: every stream of every rank is a queue, and an order decides which one advances.
 
-An op can begin when the one before it in its queue is complete and so are the ops whose tokens it waits for; nothing else
-holds it back. The host never blocks. A collective begins (it reads, and joins its communicator) and, once all members have
-begun, ends on each of them at a time of its own; in between it keeps its stream, and may read at any time.
+An op can begin when the previous op in its queue and the ops whose tokens it waits for are complete; nothing else
+delays it. The host never blocks. A collective begins (it reads, and joins its communicator) and, once all members have
+begun, ends on each of them at an independent time; in between it occupies its stream, and may read at any time.
 
-What an op sees is compared with what it would see in issue order: each storage remembers which op wrote it last. So two
-accesses that an order inverts, one of them a write, are observed in that order, whatever the values say: if every access
+What an op reads is compared with what it would read in issue order: each storage records which op wrote it last.
+So two accesses that an order inverts, one of them a write, are detected regardless of values: if every access
 finds the write that it finds in issue order, then the writes of a storage run in issue order, and each read between the
 same two writes.
 """

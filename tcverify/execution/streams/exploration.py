@@ -86,7 +86,7 @@ class Exploration:
     def shown(
         self, kinds: Collection[str], rank: int | None = None, node: str | None = None
     ) -> OrderObservation | None:
-        """The observation of one of these kinds that the fewest events lead to; one of this rank and node where there is one."""
+        """The observation of one of these kinds with the fewest events before it; one of this rank and node, if any."""
         return min(
             (o for o in self.observations if o.kind in kinds),
             key=lambda o: (o.rank != rank, node not in (o.node, o.other), len(o.events)),
@@ -156,7 +156,7 @@ def few_orders(issued: Sequence[IssuedRank], seed: int = 0) -> list[StreamOrder]
 
 
 def early_orders(issued: Sequence[IssuedRank]) -> Iterator[StreamOrder]:
-    """For every op the order in which it goes as early as it can. Of ranks that issue the same ops alike, for the first one."""
+    """For every op, the order in which it runs as early as possible. Of ranks that issue the same ops, for the first one."""
     known: set[tuple[StreamOp, ...]] = set()
     for rank, one in enumerate(issued):
         alike = tuple(_renamed(one.ops))

@@ -1,8 +1,8 @@
-"""What the host of a program in host IR issues: streams by what is current, communications on streams of their own.
+"""What the host of a program in host IR issues: ops to the current stream, communications to separate streams.
 
-Step by step: an op goes into the queue of the stream that is current. A communication begins behind what is
-queued there, in the order of its team; its wait makes the stream that is current then wait for it. What is synchronised with is
-waited for as far as it is queued. Nothing here knows how the static checks read the same graph.
+Step by step: an op goes into the queue of the current stream. A communication begins after what is queued
+there, in the order of its team; its wait makes the then current stream wait for it. A synchronisation waits for everything
+queued so far. This code is independent of how the static checks read the same graph.
 
 Streams have the numbers of `program.streams`: the caller's is 0 and worker i is i + 1; those of teams are negative.
 """
@@ -58,7 +58,7 @@ def issue_host(program: Program, boundary: Boundary, inputs: InputsReady) -> tup
         if queued is None:
             return [], run
         issued.append(queued)
-    for result in run.ranks:  # their storage is written anew in every order
+    for result in run.ranks:  # their storage is rewritten in every order
         result.outputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in result.outputs]
         result.inputs = [value.clone() for value in result.inputs]
     return issued, run
@@ -67,7 +67,7 @@ def issue_host(program: Program, boundary: Boundary, inputs: InputsReady) -> tup
 # ------------------------------------------------------------------------------------------------------------ watching
 
 
-#: What a step is to its stream; "none" is no work.
+#: Kinds of steps, with respect to streams; "none" is not work.
 _StepKind: TypeAlias = Literal["stream", "post", "wait", "input", "none", "work"]
 
 
@@ -247,7 +247,7 @@ class _Queues:
 def _queued(
     watch: _Watch, rank: int, constants: Mapping[str, Any], result: RankResult, boundary: Boundary, inputs: InputsReady
 ) -> IssuedRank | None:
-    """The queues of one rank; None where it cannot be told apart what its ops touch."""
+    """The queues of one rank; None if the accesses of its ops cannot be distinguished."""
     plan = watch.plan
     first = len(plan.placeholders)
     end = len(plan.placeholders) + len(plan.steps)
@@ -277,7 +277,7 @@ def _queued(
             current = _stream_step(step, slot, current, streams, queues, constants)
         elif seen.kind == "wait":
             waited = [posted[s.index] for s in step.args if isinstance(s, Slot) and s.index in posted]
-            if not waited:  # through a view: whatever it may stand for
+            if not waited:  # through a view: whatever it may refer to
                 held = {s for at in step.args if isinstance(at, Slot) for s in watch.storages[at.index]}
                 waited = [op for at, op in posted.items() if held & set(watch.storages[at])]
             queues.wait(current, tuple(waited))
@@ -313,7 +313,7 @@ def _queued(
 def _stream_step(
     step: PlanStep, slot: int, current: int, streams: dict[int, int], queues: _Queues, constants: Mapping[str, Any]
 ) -> int:
-    """Take note of a step that is about streams. Returns the stream that is current behind it."""
+    """Record a step about streams. Returns the stream that is current after it."""
     if step.op.name == CURRENT_STREAM:
         streams[slot] = current
         return current

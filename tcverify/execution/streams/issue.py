@@ -34,9 +34,9 @@ class IssuedRank:
         ops: in issue order; the last one reads the outputs.
         values: of every slot, as the host holds them once all has been issued: tensors with the storage sharing of the run.
         storages: per slot, the storages of its tensors.
-        aliases: slots of waits, and the slots whose values they stand for.
+        aliases: slots of waits, and the slots whose values they return.
         names: per storage, the node that first produced it.
-        saved: per storage that exists before the first op, a tensor over the whole of it, and a copy of its first contents.
+        saved: per storage that exists before the first op, a tensor over all of it, and a copy of its initial contents.
         cells: where ops name parts of storages, the storage of each part; empty where they name storages. `names` is of what ops
             name.
     """
@@ -63,7 +63,7 @@ def issue(
     """Issue a program on every rank. Returns what the ranks issue and the run in issue order, which may not have finished.
 
     Args:
-        boundary, inputs: as a contract says, see `Contract`.
+        boundary, inputs: as in `Contract`.
 
     Raises:
         UnsupportedOp: an op has no meaning.
@@ -74,7 +74,7 @@ def issue(
     hosts, run = _run(program, plans, specs, [frozenset() for _ in program.ranks])
     if any(
         host.suspect for host in hosts
-    ):  # a write reached what a wait stands for: waits that are written into are copies
+    ):  # a write reached the value that a wait returns: waits that are written into are copies
         hosts, run = _run(program, plans, specs, None)
         hosts, run = _run(program, plans, specs, [host.written_waits() for host in hosts])
     if not run.finished:
@@ -82,7 +82,7 @@ def issue(
     ranks = range(program.world_size)
     constants = [rank_constants(program.mesh, r, program.ranks[r].constants) for r in ranks]
     issued = [hosts[r].issued(r, constants[r], run.ranks[r], boundary, inputs) for r in ranks]
-    for result in run.ranks:  # their storage is written anew in every order
+    for result in run.ranks:  # their storage is rewritten in every order
         result.outputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in result.outputs]
         result.inputs = [value.clone() for value in result.inputs]
     return issued, run
@@ -103,13 +103,13 @@ def _run(
 
 @dataclass(slots=True)
 class _Host:
-    """Watches one rank, step by step, and tells work from what takes no time.
+    """Observes one rank, step by step, and distinguishes work from steps that take no time.
 
     Attributes:
         copied: slots of the waits whose results are copies; None makes all of them copies.
         kinds: per step.
         reads, writes: per step, the storages of its operands, and those that it wrote.
-        suspect: whether an op wrote into what a wait stands for.
+        suspect: whether an op wrote into the value that a wait returns.
     """
 
     plan: ExecutionPlan
@@ -179,7 +179,7 @@ class _Host:
         return value
 
     def _anchor(self, step: PlanStep, slot: int, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
-        """Let a wait stand for what it waits for, unless it is to be a copy."""
+        """Let a wait return what it waits for, unless it is to be a copy."""
         waits = step.op.name == WAIT
         if waits:
             self._gated.add(slot)

@@ -1,7 +1,7 @@
-"""What a host gives to the streams of a device, in order: what is put where, behind which events, and how long it is held back.
+"""What a host issues to the streams of a device, in order: which op goes where, after which events, and with which delay.
 
-Nothing here touches a device. An order (see `StreamOrder`) that prefers some ops to others becomes delays before those others: a
-device cannot be told which stream goes next, but a stream that sleeps lets the others pass.
+Nothing here touches a device. An order (see `StreamOrder`) that prefers some ops to others becomes delays before those others:
+one cannot tell a device which stream to run next, but a stream that sleeps lets the others overtake it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ HELD_SHARE = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One thing that the host gives to a stream.
+    """One item that the host issues to a stream.
 
     Attributes:
         op: number of the op in issue order.
         part: "run"; a collective comes in two, "enter" (it reads and communicates) and "leave" (it writes its result).
         waits: ops of other streams whose events the stream waits for first.
-        delay_s: how long it is held back, behind the waits.
-        event: whether an event that other streams wait for is recorded behind it.
+        delay_s: its delay, after the waits. event:
+        whether an event that other streams wait for is recorded after it.
     """
 
     op: int
@@ -49,8 +49,8 @@ def launches(ops: Sequence[StreamOp], held: Collection[int] = (), delay_s: float
 
     Args:
         ops: in issue order.
-        held: numbers of the ops that are held back, each by `delay_s`. A collective is held back twice: before it reads, and
-            before it writes, since one that goes through the host stops the host in between.
+        held: numbers of the ops that are delayed, each by `delay_s`. A collective is delayed twice: before it reads, and before
+            it writes, since one that is staged through the host stops the host in between.
     """
     waits = [tuple(before for before in op.after if ops[before].stream != op.stream) for op in ops]
     marked = {before for befores in waits for before in befores}
@@ -102,11 +102,11 @@ def held_back(order: StreamOrder, ops: Sequence[StreamOp], rank: int = 0) -> fro
 
 
 def delay_seconds(issue_s: float, held: int) -> float:
-    """Return how long each op is held back: longer than the host needs for the program, and not for ever in sum.
+    """Return the delay of each op: longer than the host needs for the program, with a bounded sum.
 
     Args:
         issue_s: seconds that the program takes without delays.
-        held: how many ops are held back.
+        held: number of delayed ops.
     """
     return max(SHORTEST_S, min(2 * issue_s, MOST_S / max(held, 1)))
 

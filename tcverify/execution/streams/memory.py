@@ -33,7 +33,7 @@ class RankMemory:
         self.issued = issued
         self.values: list[Any] = []
         self._first = len(issued.plan.placeholders)
-        self._slots: dict[int, list[int]] = {}  # slots that stand for the value of a slot, itself first
+        self._slots: dict[int, list[int]] = {}  # slots that represent the value of a slot, itself first
         for slot in range(len(issued.values)):
             self._slots.setdefault(issued.aliases.get(slot, slot), []).append(slot)
         sharers = Counter(s for slot, found in enumerate(issued.storages) if slot not in issued.aliases for s in found)
@@ -84,7 +84,7 @@ class RankMemory:
         return known_constant(leaf, self.issued.constants) if isinstance(leaf, RankConstant) else leaf
 
     def begin(self, op: StreamOp) -> tuple[PlanStep, list[Any], dict[str, Any]] | None:
-        """Return what an op calls, with its arguments as they are now; None for what is no step."""
+        """Return the callee of an op, with its current arguments; None if it is not a step."""
         for slot, source in op.copies:
             self.values[slot].copy_(self.values[source])
         if op.step is None:
@@ -131,7 +131,7 @@ def write(place: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def poison(like: torch.Tensor) -> torch.Tensor:
-    """What stands for a tensor that nobody has written: NaN, or what differs from `like` everywhere."""
+    """Contents of a tensor that is not written yet: NaN, or values that differ from `like` everywhere."""
     if like.is_floating_point() or like.is_complex():
         return torch.full_like(like, float("nan"))
     return ~like if like.dtype is torch.bool else like + 1

@@ -1,8 +1,8 @@
-"""Cells: the parts of storages that the ops of a rank tell apart. Two views touch each other where they have a cell in common.
+"""Cells: the parts of storages that the ops of a rank distinguish. Two views overlap if they have a cell in common.
 
-Chunks of one buffer that several streams work on share a storage and no element. So a storage is divided: bytes that the same
+Chunks of one buffer that several streams process share a storage but no element. So a storage is divided: bytes that the same
 views reach make a cell. Exact, also for views with gaps; the cost goes by the number of runs of bytes that views consist of,
-and not by their sizes. A tensor without elements has no cell, and nobody races for it.
+and not by their sizes. A tensor without elements has no cell, and so no races.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import prod
 
 import torch
 
-#: Most runs of bytes in the views of one storage, and most pieces of all of them, that are looked at.
+#: Largest numbers of runs of bytes in the views of one storage, and of pieces of all of them.
 _MOST_RUNS = 1 << 20
 _MOST_PIECES = 1 << 24
 
@@ -87,11 +87,11 @@ class Cells:
         self.coarse = False
 
     def add(self, view: View) -> None:
-        """Take note of a view."""
+        """Record a view."""
         self._views[view.storage][view] = ()
 
     def add_whole(self, storage: int) -> None:
-        """Take note of all of a storage."""
+        """Record all of a storage."""
         self.add(view_of(storage, self._tensors[storage]))
 
     def divide(self) -> None:
@@ -123,7 +123,7 @@ class Cells:
 
 
 def _pieces(views: Sequence[_Runs]) -> list[list[int]] | None:
-    """For each view the numbers of the cells that it consists of; None where there are too many pieces."""
+    """For each view the numbers of its cells; None if there are too many pieces."""
     if sum(runs.count for runs in views) > _MOST_RUNS:
         return None
     starts = [runs.starts() for runs in views]
@@ -139,9 +139,7 @@ def _pieces(views: Sequence[_Runs]) -> list[list[int]] | None:
         before, again = torch.unique(cell[at], return_inverse=True)
         cell[at] = again + (highest + 1)
         highest += len(before)
-    _, cell = torch.unique(
-        cell, return_inverse=True
-    )  # the first is what nobody reaches: there is nothing behind the last bound
+    _, cell = torch.unique(cell, return_inverse=True)  # the first is unused: there is nothing after the last bound
     return [(torch.unique(cell[_between(*span)]) - 1).tolist() for span in spans]
 
 

@@ -22,16 +22,16 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class OrderObservation:
-    """What went wrong in one order.
+    """A failure in one order.
 
     Attributes:
         kind: "RAW", "WAR" or "WAW" for accesses in the wrong order; "collective-order", "mismatch" or "deadlock" for
             collectives; "raised"; "output" for outputs that differ from those in issue order.
-        node, stream: the op that saw it.
-        other: the op that should have been complete, or that ran too early; "" where there is none.
+        node, stream: the op that detected it.
+        other: the op that should have been complete, or that ran too early; "" if there is none.
         text: one sentence.
         order: the order's name.
-        events: what had happened until then, in order, and what the op did that saw it.
+        events: the events until then, in order, and that of the op that detected it.
     """
 
     kind: str

@@ -15,9 +15,9 @@ from tcverify.ops.leaves import leaves
 from tcverify.program.graph import Slot
 from tcverify.program.stream_options import MAIN_STREAM
 
-#: Names of what is no node of the graph: the caller that writes the inputs.
+#: Names for what is not a node of the graph: the caller that writes the inputs.
 INPUTS = "the inputs"
-#: Stands for the caller that has written the inputs before everything, where an op of the rank is expected.
+#: Represents, in place of an op, the caller that wrote the inputs before everything else.
 BEFORE = -1
 
 
@@ -27,16 +27,16 @@ class StreamOp:
 
     Attributes:
         node: its name; the name of the output node for what reads the outputs, `INPUTS` for what writes the inputs.
-        stream: whose queue it stands in.
-        step: its number in the plan; None for the two that are no step.
+        stream: whose queue it is in. step:
+        its number in the plan; None for the two that are not steps.
         after: numbers of the ops that must be complete before it can begin: the one before it in its queue, and those whose
             tokens it waits for.
         reads: numbers of the storages that it reads.
         writes: numbers of the storages that it writes.
-        sees: (storage, op whose write it must find there), for all that it reads or writes; `BEFORE` where nobody wrote yet.
+        sees: (storage, op whose write it must find there), for all that it reads or writes; `BEFORE` if it is unwritten.
         communicators: of the collectives that it enters, in order.
         copies: (slot of a wait, slot of what it waits for): waits that are written into, which are copies made by this op.
-        on: its stream in words, where it has a name.
+        on: the name of its stream, if it has one.
     """
 
     node: str
@@ -61,13 +61,13 @@ StepKind: TypeAlias = Literal["input", "wait", "record", "alias", "scalar", "wor
 
 
 class WatchedRank(Protocol):
-    """What was seen of a rank's steps.
+    """Observations of a rank's steps.
 
     Attributes:
         kinds: per step.
         reads, writes: per step, the storages of its operands, and those that it wrote.
         storages: per slot, the storages of its tensors.
-        aliases: slots of waits, and the slots whose values they stand for.
+        aliases: slots of waits, and the slots whose values they return.
     """
 
     @property

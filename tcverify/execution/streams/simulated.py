@@ -34,7 +34,7 @@ class QueuedDevice:
         """See `Device.launch`.
 
         Raises:
-            InternalError: it waits for an event that nobody has recorded; CUDA would not wait at all.
+            InternalError: it waits for an event that was not recorded; CUDA would not wait at all.
         """
         for op in launch.waits:
             if op not in self._events:

@@ -1,9 +1,9 @@
-"""Names the rewrite that is to blame for a finding: `--bisect`.
+"""Names the rewrite to blame for a finding: `--bisect`.
 
 A pass that asks before each rewrite (see `tcverify.rewrite`), or is made of patterns of PyTorch's matchers, is applied again with
-some of its rewrites left out, the same on all ranks. Of any other pass the changes of the graph are taken apart. Either way every
-selection is a program of its own that is verified like any other: what is blamed has been seen to show the finding, and each
-part of it to be needed.
+some of its rewrites omitted, the same on all ranks. For any other pass the changes of the graph are split. Either way every
+selection is a program that is verified like any other: the blamed rewrites are known to show the finding, and each of
+them is needed for it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Search:
         self.deadline = deadline
         self.trials = 0
         self._pair = verdict.pair
-        # Most findings show in lockstep; the process group is asked for those that do not.
+        # Most findings show in lockstep; the process group runs only for those that do not.
         self._confirm: Executor | None = None
 
     @property
@@ -149,7 +149,7 @@ class _Search:
         try:
             pair = trial(chosen)
         except TcverifyError:
-            return False  # it is no program: it can show nothing
+            return False  # it is not a valid program: it can show nothing
         terms = self.terms
         verdict = verify(
             AppliedPass(self.subject.facts, terms.contract, replace(pair, stages=[])), self._program, contract=terms.contract,

@@ -21,7 +21,7 @@ from tcverify.program.graph import KEPT_META, constant_value, map_structure
 from tcverify.program.partition import Partition
 from tcverify.report.alignment import correspondence
 
-#: Names of nodes that are told of one change.
+#: Number of nodes that are listed for one change.
 MAX_NODES = 8
 
 #: Added to the numbers of the storages of the rewritten graph, where no value of the original lies in them.
@@ -30,7 +30,7 @@ _FOREIGN = 1 << 40
 
 @dataclass(frozen=True)
 class Changes:
-    """The changes of a pair of programs, in graph order; number i stands for the i-th change on every rank.
+    """The changes of a pair of programs, in graph order; number i is the i-th change on every rank.
 
     Attributes:
         rewrites: what they are.
@@ -41,7 +41,8 @@ class Changes:
     _ranks: tuple[_Rank, ...]
 
     def hybrid(self, chosen: Set[int]) -> Program:
-        """The original with the chosen changes (their numbers, from 1) alone. Raises `TcverifyError` where it is no program."""
+        """The original with only the chosen changes (their numbers, from 1). Raises `TcverifyError` if it is not a
+        valid program."""
         return self._original.with_graphs([rank.hybrid(chosen) for rank in self._ranks])
 
 
@@ -56,7 +57,7 @@ def changes_between(original: Program, rewritten: Program) -> Changes:
 
 
 class _Groups:
-    """Disjoint sets of nodes, each of them one change; a pair stands in them as its node of the rewritten graph.
+    """Disjoint sets of nodes, each of them one change; a pair is represented by its node of the rewritten graph.
 
     Args:
         partner_after: the partners of the original's nodes.
@@ -67,7 +68,7 @@ class _Groups:
         self._sets: Partition[fx.Node] = Partition()
 
     def find(self, node: fx.Node) -> fx.Node:
-        """The node that stands for the set of this one."""
+        """The representative of the set of this node."""
         return self._sets.of(self._partner_after.get(node, node))
 
     def join(self, one: fx.Node, other: fx.Node) -> None:
@@ -120,9 +121,9 @@ class _Rank:
         self._number_changes(changed, groups)
 
     def _rewired(self, new: fx.Node, old: fx.Node, groups: _Groups) -> bool:
-        """Whether a pair calls something else than before, or reads something else by a change of its own.
+        """Whether a pair calls something else than before, or reads something else through its own change.
 
-        Notes whose changes decide what it reads, and joins what can only change together.
+        Records whose changes decide what it reads, and merges what can only change together.
         """
         mine, theirs = _operands(old), _operands(new)
         if self._skeleton(old, 0) != self._skeleton(new, 1):
@@ -181,7 +182,7 @@ class _Rank:
 
     def hybrid(self, chosen: Set[int]) -> fx.Graph:
         """This rank's graph with the chosen changes, values described by specs."""
-        reads: dict[fx.Node, list[fx.Node]] = {}  # by node, in the order in which they stand in either graph
+        reads: dict[fx.Node, list[fx.Node]] = {}  # by node, in the order of either graph
         for row in self._rows:
             if row.before is not None and row.after is not None:
                 taken = self._number.get(row.after, 0) in chosen

@@ -46,7 +46,7 @@ def find_first_suspicious(of: Versions, start: Sequence[fx.Node]) -> fx.Node | N
 
 
 def _wrong_writers(of: Versions, node: fx.Node, looked_into: set[fx.Node]) -> list[fx.Node]:
-    """What writes wrongly into the allocation that a node shows, the first time that it is asked for."""
+    """The wrong write into the allocation that a node shows, on the first request."""
     root = storage_root(node)
     if not of.hosts or not allocates(root) or root in looked_into:
         return []
@@ -104,7 +104,7 @@ def is_divided_otherwise(of: Versions, node: fx.Node) -> bool:
     if relation.kind != "shard" or group is None or relation.original is None or node.name in of.called:
         return False
     if relation.original != node.name and not _cut(of, node):
-        return False  # which of several equal values it stands for is not certain enough
+        return False  # which of several equal values it corresponds to is too uncertain
     homes = of.home.get(relation.original, frozenset())
     return bool(homes) and group not in homes and any(sorted(group) == sorted(home) for home in homes)
 
@@ -138,7 +138,7 @@ def find_wrong_operands(of: Versions, node: fx.Node) -> list[fx.Node]:
 
 
 def _made(of: Versions, node: fx.Node) -> Iterator[fx.Node]:
-    """A node and what its value comes from, as long as that stands for one value of the original."""
+    """A node and the sources of its value, as long as that corresponds to one value of the original."""
     original = of.relations[node.name].original
     while True:
         yield node

@@ -1,5 +1,4 @@
-"""Allocations that others write into: what each part of one should hold, who writes what does not belong there, and what nobody
-writes."""
+"""Allocations that others write into: what each part should contain, which writes are wrong, and what is not written."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ MAX_ELEMENTS = 1 << 18
 
 
 def original_of_allocation(of: Versions, root: fx.Node) -> str | None:
-    """The original's node that an allocation holds the value of, in whatever shape."""
+    """The original's node whose value an allocation holds, in any shape."""
     relation = of.relations.get(root.name)
     return of.stands.get(root.name) or (relation.original if relation is not None else None)
 
@@ -68,7 +67,7 @@ def describe_wrong_place(of: Versions, node: fx.Node) -> str:
 
 
 def describe_unwritten(of: Versions, root: fx.Node) -> str:
-    """What nobody writes of an allocation, in words; "" if all of it is written."""
+    """The unwritten parts of an allocation, in words; "" if all of it is written."""
     instead = f", where the original has '{name}'" if (name := original_of_allocation(of, root)) is not None else ""
     writing = of.all_writers(root)
     if not writing:
@@ -99,7 +98,7 @@ def _value(of: Versions, node: fx.Node) -> torch.Tensor | None:
 
 @lru_cache(maxsize=4096)
 def _places(value: fx.Node) -> torch.Tensor | None:
-    """Which elements of an allocation a view of it shows; None where that cannot be told."""
+    """Which elements of an allocation a view of it shows; None if unknown."""
     chain: list[fx.Node] = []
     while not allocates(value):
         source = next((o for o in value.all_input_nodes if storage_root(o) is storage_root(value)), None)

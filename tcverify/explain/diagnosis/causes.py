@@ -22,7 +22,7 @@ from tcverify.ops import DEALLOCATE, RESIZE, Collective, lookup
 
 Operands = tuple[tuple[str, Relation], ...]
 
-#: Operands that are told of, and characters of an argument.
+#: Number of operands that are listed, and of characters of an argument.
 MAX_TOLD = 3
 MAX_CHARACTERS = 40
 
@@ -119,7 +119,7 @@ def _other_op(of: Versions, node: fx.Node) -> str:
 
 
 def _arguments(of: Versions, node: fx.Node, operands: Operands) -> str:
-    """Arguments that are no operands and are others than the original's."""
+    """Non-tensor arguments that differ from the original's."""
     namesake = of.namesake(node)
     if namesake is None or namesake.target != node.target:
         return ""

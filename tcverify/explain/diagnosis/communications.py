@@ -1,5 +1,5 @@
-"""Why a communication brings what it should not: its order of ranks, its root, its dim, … against the layouts of the resharding
-that it stands for."""
+"""Why the result of a communication is wrong: its order of ranks, its root, its dim, …, compared with the layouts of
+the resharding that it implements."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _operand(of: Versions, stood: fx.Node, made: Resharding) -> str:
 
 
 def _order(call: Collective, made: Resharding, whose: str, name: str) -> str:
-    """Shards are told by position in the team."""
+    """Shards are identified by position in the team."""
     for kinds, layout, verb, what in (
         (GATHERING, made.source, "gathers", whose),
         (SCATTERING, made.target, "divides", f"'{name}'"),

@@ -1,4 +1,4 @@
-"""What a diagnosis says. Data only."""
+"""The result of a diagnosis. Data only."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Divergence:
     Attributes:
         node: of the rewritten graph.
         relation: of its value to the original's.
-        output: number of the output, when the node's value is explained but is not what the output must be.
+        output: number of the output, if the node's value is explained but is not what the output must be.
         operands: (name, relation) of its operands: to what the original's node of the same name reads there, if it has one.
         raises: whether there is no value, because the node raises on operands that are explained.
-        cause: why it is so, to follow a colon; or "".
+        cause: the reason, a phrase to follow a colon; or "".
         rank: whose value it is.
-        alone: whether other ranks compute what they should.
+        alone: whether other ranks are correct.
         aspect: of host IR, what is wrong in a word or two ("order of ranks", "root", …), whatever the sizes; or "".
     """
 

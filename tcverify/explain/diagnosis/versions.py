@@ -116,7 +116,7 @@ class Versions:
 
     @cached_property
     def stands(self) -> dict[str, str]:
-        """By inserted node, what the original has in its place; see `map_to_originals` of relations."""
+        """By inserted node, its counterpart in the original; see `map_to_originals` of relations."""
         return map_to_originals(self.old, self.new) if self.hosts else {}
 
     @cached_property

@@ -12,7 +12,7 @@ from tcverify.explain.relations.relation import Relation
 from tcverify.explain.relations.tensors import Values
 from tcverify.ops import lookup
 
-#: Most values that are followed side by side, and most that are told of.
+#: Limits on values that are tracked together, and on those that are listed.
 MAX_PARTS, MAX_TOLD = 32, 3
 
 #: How a part of a value relates to the original, when the part of the operand that it comes from relates to it like that.

@@ -10,7 +10,7 @@ import torch
 from tcverify.explain.relations.relation import Relation
 from tcverify.explain.relations.tensors import Measure, values_close
 
-#: Parts of one value that are looked at.
+#: Number of parts of one value that are examined.
 MAX_PARTS = 256
 
 

@@ -130,7 +130,7 @@ def relate_addends(
 
 
 def _combination(value: torch.Tensor, parts: Sequence[torch.Tensor], measure: Measure) -> list[float] | None:
-    """Simple coefficients that make a value of parts of one shape; None where there are none."""
+    """Simple coefficients that combine parts of one shape to a value; None if there are none."""
     if not parts or any(p.shape != value.shape for p in parts):
         return None
     columns = torch.stack([p.reshape(-1).double() for p in parts], 1)

@@ -1,4 +1,4 @@
-"""The forms in which a value of the original could stand in the rewritten program: whole, a shard of it, gathered."""
+"""The forms that a value of the original may take in the rewritten program: whole, a shard of it, gathered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tcverify.explain.relations.grouping import Grouping
 from tcverify.explain.relations.layouts import RelationContext, sizes_along, slice_part
 from tcverify.explain.relations.tensors import Values, concatenate_or_none, view_or_none
 
-#: Forms that are looked at.
+#: Number of forms that are examined.
 MAX_FORMS = 6
 
 

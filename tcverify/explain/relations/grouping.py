@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from tcverify.execution import Run
 from tcverify.program import Program
 
-#: Most members of a group whose chunks are told apart.
+#: Largest group whose members' chunks are distinguished.
 MAX_MEMBERS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Disjoint groups of ranks, in order; ranks that stand in none stand alone.
+    """Disjoint groups of ranks, in order; other ranks are alone.
 
     Attributes:
         where: in words: "over tp [0, 1]".
@@ -55,7 +55,7 @@ def groupings(program: Program, *runs: Run) -> list[Grouping]:
     ]
 
 
-#: Partitions of the ranks that are looked at beyond those of the mesh.
+#: Number of partitions of the ranks that are examined besides those of the mesh.
 MAX_LAYERS = 4
 
 

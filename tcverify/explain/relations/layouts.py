@@ -24,7 +24,7 @@ from tcverify.explain.relations.tensors import (
     view_or_none,
 )
 
-#: Larger values are not looked at for dims in another order, or for two divisions at once.
+#: Larger values are not examined for permuted dims, or for two divisions at once.
 MAX_NESTED = 1 << 20
 
 #: Dims of a value whose orders are tried.
@@ -106,7 +106,7 @@ def _divided(new: Values, old: Values, name: str, grouping: Grouping, setting: R
 
 
 def _view(new: Values, old: Values, dim: int, grouping: Grouping) -> tuple[int, ...]:
-    """The shape in which a value is divided along a dim, where that is not its own."""
+    """The shape in which a value is divided along a dim, if different from its own."""
     rank = grouping.example(new)
     shape = list(new[rank].shape)
     shape[dim] = sum(sizes_along(new, old, dim, rank, grouping))

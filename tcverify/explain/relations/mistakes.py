@@ -133,7 +133,7 @@ def _permuted(
 
 
 def _order(value: torch.Tensor, expected: torch.Tensor, dim: int, measure: Measure) -> list[int] | None:
-    """Which rows of `expected` stand in `value`, where all do and where not all are distinct in nothing but place."""
+    """Which rows of `expected` occur in `value`, if all do and some are distinct in more than position."""
     size = value.shape[dim]
     if not 2 <= size <= MAX_ROWS:
         return None
@@ -161,7 +161,7 @@ def _absolute(row: torch.Tensor, whole: torch.Tensor, measure: Measure) -> Measu
 
 
 def _chunks(order: Sequence[int], parts: int) -> list[int] | None:
-    """The order of equal chunks, where that is what an order of rows comes to."""
+    """The order of equal chunks, if an order of rows amounts to that."""
     if parts < 2 or len(order) % parts:
         return None
     size = len(order) // parts

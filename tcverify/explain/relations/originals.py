@@ -1,4 +1,4 @@
-"""The original as the values of a rewritten graph are held against it: its nodes, their values, and which of them are near."""
+"""The original as a reference for values of a rewritten graph: its nodes, their values, and which of them are near."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tcverify.explain.relations.tensors import Measure, Values
 from tcverify.program import Program
 from tcverify.program.graph import in_host_ir, same_structure
 
-#: Original values that a rewritten one is compared with, beyond the one of its own name.
+#: Number of original values that a rewritten one is compared with, besides the one of the same name.
 MAX_CANDIDATES = 16
 
-#: A value that more nodes read says little about what these stand for.
+#: A value with more readers than this says little about their counterparts.
 MAX_READERS = 8
 
 #: Ops that are taken apart at most, and elements of their steps that are kept at most, over all ranks: 64 MiB.
@@ -43,11 +43,10 @@ class Originals:
 
     Attributes:
         alike: names of nodes by a print of their values, to find those that are the same far away.
-        apart: names of nodes that the rewritten graph no longer has, or has as another op: they may have been taken apart.
+        apart: names of nodes that the rewritten graph no longer has, or has as another op: they may have been decomposed.
         steps: of an op, what it computes on its way.
-        stands: by node of the rewritten graph that is none of the original's, what the original has in its place; see
-            `map_to_originals`.
-        fills: by communication that writes the whole of an allocation, what that stands for.
+        stands: by inserted node of the rewritten graph, its counterpart in the original; see `map_to_originals`.
+        fills: by communication that writes all of an allocation, the counterpart of that.
         peers: by node of the rewritten graph, the ranks on which that name means the same.
     """
 
@@ -126,7 +125,7 @@ def _numel(node: fx.Node) -> Any:
 
 
 def map_to_originals(old: fx.Graph, new: fx.Graph) -> dict[str, str]:
-    """By name of an inserted node, what the original has in its place: what the same op, or the output, reads there."""
+    """By name of an inserted node, its counterpart in the original: what the same op, or the output, reads there."""
     originals = {node.name: node for node in old.nodes}
     found: dict[str, str] = {}
     for node in new.nodes:
@@ -159,7 +158,7 @@ def widen_small_floats(value: Any) -> Any:
 
 
 def fingerprint_value(value: Any) -> Any:
-    """What equal values have in common and others hardly do, whatever their shape; None for values of which many are equal."""
+    """A fingerprint of a value, independent of its shape; None for values of which many are equal."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() < 2:
         return None
     size = float(value.abs().sum())
@@ -167,8 +166,8 @@ def fingerprint_value(value: Any) -> Any:
 
 
 def candidates_of(node: fx.Node, originals: Originals, found: Mapping[str, Relation]) -> Iterator[str]:
-    """Names of original nodes that a rewritten node may stand for: its namesake, what its operands stand for, and what
-    the original makes of that."""
+    """Names of original nodes that may correspond to a rewritten node: its namesake, those of its operands, and the
+    users of these in the original."""
     known = [found[o.name] for o in node.all_input_nodes if o.name in found]
     if allocates(node) and originals.peers(node.name) is not None:
         yield from _of_its_shape(node, originals)
@@ -181,7 +180,7 @@ def candidates_of(node: fx.Node, originals: Originals, found: Mapping[str, Relat
 
 
 def _of_its_shape(node: fx.Node, originals: Originals) -> Iterator[str]:
-    """What an allocation may be for: what the original has in its place, else values of its shape."""
+    """Possible purposes of an allocation: its counterpart in the original, or else values of its shape."""
     stood = originals.stands.get(node.name)
     if stood is not None:
         yield stood

@@ -85,9 +85,9 @@ class Relation:
         groups: by rank, the group over which the value is divided, gathered or summed.
         loses: whether the ranks together no longer hold what the original holds: each has kept its chunk of a value that
             differs between them.
-        view: the shape in which the original's value has to be seen for that, where that is not its own.
+        view: the shape in which the original's value has to be viewed for that, if different from its own.
         alike: of addends, whether they are equal on all ranks, so that each is as well a fraction of the original's value.
-        parts, sizes: of values side by side along `dim`, their relations and how long they are.
+        parts, sizes: of values concatenated along `dim`, their relations and lengths.
     """
 
     kind: RelationKind

@@ -33,11 +33,11 @@ NamedValues: TypeAlias = tuple[str, Values]
 
 
 def steps_of(program: Program, run: Run, name: str) -> list[NamedValues]:
-    """Return what an op of the original computes on its way, on all ranks that have it.
+    """Return the intermediate results of an op of the original, on all ranks that have it.
 
-    The op runs again on the recorded operands, and torch tells of every kernel that it calls; kernels that torch knows how to
-    decompose are taken apart too. Of a collective that reduces, the addends side by side (along a dim of their own) and their
-    sum belong to it.
+    The op runs again on the recorded operands, and torch reports every kernel that it calls; kernels with a
+    decomposition in torch are decomposed too. For a reduction, the stacked addends and their sum
+    are included.
 
     Args:
         run: of the program, every node's value kept.

@@ -40,7 +40,7 @@ def is_buffer(node: fx.Node) -> bool:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node only shows its operand otherwise: it writes nothing and is no communication."""
+    """Whether a node is only another view of its operand: it writes nothing and does not communicate."""
     if node.op != "call_function":
         return False
     op = lookup(node.target)

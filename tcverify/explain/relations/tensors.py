@@ -15,7 +15,7 @@ Values: TypeAlias = Mapping[int, torch.Tensor]
 #: Two float64 values are the same when they differ by at most this share of the largest magnitude: reordered sums differ by less.
 TOLERANCE = 1e-9
 
-#: For narrower dtypes, so many units in the last place of the largest magnitude.
+#: For narrower dtypes, tolerance in units in the last place of the largest magnitude.
 UNITS = 16.0
 
 

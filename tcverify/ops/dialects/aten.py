@@ -1,6 +1,6 @@
-"""Torch's own ops, of the namespaces aten and prims: they run as they are, with exceptions.
+"""Torch's own ops, of the namespaces aten and prims: they run unchanged, with exceptions.
 
-Those are ops whose result is no function of their arguments, those that only a GPU runs, and those that say where they run.
+The exceptions are ops whose result is not a function of their arguments, GPU-only ops, and ops with a device argument.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tcverify.ops.op import TORCH, Op
 
 Tensor = torch.Tensor
 
-#: Ops that make memory nobody has written: it holds what shows when it is read all the same.
+#: Ops that return uninitialised memory: it contains values that show up if they are read.
 _UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
 #: Ops that read such memory.
 _UNINITIALISED = frozenset({"resize_", "resize"})
@@ -122,7 +122,7 @@ def _indexed(name: str, target: Any, x: Tensor, indices: Sequence[Tensor | None]
 
 
 def _native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """Without dropping anything: the values, and what was kept. Kernels leave that unset outside of training; nobody reads it."""
+    """Without dropping anything: the values, and what was kept. Kernels leave that unset outside of training; it is unused."""
     return input.clone(), torch.ones_like(input, dtype=torch.bool)
 
 
@@ -130,7 +130,7 @@ def _dropout(input: Tensor, p: float, train: bool | None) -> Tensor:
     return input
 
 
-#: Ops that draw random numbers unless told otherwise: what they compute when they draw none.
+#: Ops that draw random numbers by default: their definition without drawing.
 _DROPOUT: dict[str, Callable[..., Any]] = {
     "native_dropout": _native_dropout, "dropout": _dropout, "feature_dropout": _dropout, "alpha_dropout": _dropout,
 }  # fmt: skip
@@ -143,7 +143,7 @@ def _dropped(name: str, kept: Callable[..., Any], input: Tensor, p: float, train
 
 
 def _on_cpu(target: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
-    """An op that must be told a device."""
+    """An op that needs a device argument."""
     return target(*args, device=torch.device("cpu"), **kwargs)
 
 

@@ -1,12 +1,12 @@
-"""Attention as compilers write it down: one aten op per kernel, most of which only a GPU has.
+"""Attention in compiler graphs: one aten op per kernel, most of which only run on a GPU.
 
 All of them mean the same: out = softmax(scale · q kᵀ + bias) v and, for the backward, lse = logsumexp of the logits. The
 backward takes its weights from lse, as kernels do, so that it also serves a share of the keys (ring attention). q is [batch,
 heads, queries, size], k and v [batch, key heads, keys, size], where the heads are a multiple of the key heads.
 
 Composed of ops that every number domain has. Of what kernels return beside out and lse, sizes are right, and what belongs to
-random numbers or to debugging is zero: it goes into the backward and means nothing without dropout. Results lie in memory as
-torch says of each op. Rows of lse that a kernel adds to fill its blocks are zero.
+random numbers or to debugging is zero: it goes into the backward and means nothing without dropout. Results have the memory
+layout that torch defines for each op. Rows of lse that a kernel adds to fill its blocks are zero.
 
 Sources: aten/src/ATen/native/transformers (attention.cpp, cuda/attention.cu), torch/_meta_registrations.py; Dao et al.,
 FlashAttention (2022) for the backward.
@@ -119,7 +119,7 @@ def _outline(x: Tensor) -> Tensor:
 
 
 def _lying_as(outline: Any, value: Any) -> Any:
-    """A value in the memory layout of an outline; what nobody has computed is zero."""
+    """A value in the memory layout of an outline; elements that were not computed are zero."""
     if not isinstance(outline, Tensor):
         return outline
     if value is None:

@@ -1,4 +1,4 @@
-"""Ops that write, as compilers see them: wrapped, so that nothing is written, and what would have been is returned.
+"""Ops that write, as compilers see them: wrapped, so that nothing is written; the written values are returned instead.
 
 AOTAutograd has `auto_functionalized(op, …)` in the place of a custom op that writes into its operands. It copies these, calls the
 op on the copies, and returns what the op returns, and the copies. torch says how; what the op computes is as everywhere.
@@ -17,10 +17,10 @@ from tcverify.ops.op import Lookup, Op
 
 
 def wrapper(name: str, target: torch._ops.HigherOrderOperator, lookup: Lookup) -> Op:
-    """What the wrapper of this qualified name means.
+    """The meaning of the wrapper of this qualified name.
 
     Args:
-        lookup: says what the op means that is wrapped.
+        lookup: returns the meaning of the wrapped op.
     """
     run, native = (partial(_call, lookup, target._name, native) for native in (False, True))
     return Op(name, run, native=native, uninterpreted=True)

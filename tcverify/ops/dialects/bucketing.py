@@ -69,7 +69,7 @@ def pre_bucket_reduce_scatter(
     """The operand of one reduce_scatter for several: rank by rank, the chunk of each of them along dim 0, flattened.
 
     Args:
-        rs_ins: what is scattered along dim 0, filled up with zeros where that cannot be divided.
+        rs_ins: operands scattered along dim 0, padded with zeros if they cannot be divided evenly.
         unpadded_input_indices: which of them can be such (since torch 2.14).
     """
     rows = []

@@ -1,7 +1,7 @@
 """The `_c10d_functional` dialect, as PyTorch defines it: collectives that start and are waited for, on groups with names.
 
 Sources: torch/csrc/distributed/c10d/Functional.cpp and torch/distributed/_functional_collectives.py. A start returns at once, or
-has begun to write into an operand; `wait_tensor` returns its operand when all that was under way to its storage has arrived, and
+has begun to write into an operand; `wait_tensor` returns its operand when everything in flight to its storage has arrived, and
 `wait_tensors` (torch 2.15) those of a list.
 The group of a call is named by its last positional argument.
 """
@@ -79,7 +79,7 @@ def require_writable(op: str, x: Tensor) -> Tensor:
 
 
 def gathered_shape(x: Tensor, parts: int) -> list[int]:
-    """The shape of so many parts along dim 0."""
+    """The shape of this many parts along dim 0."""
     return [x.shape[0] * parts, *x.shape[1:]] if x.dim() else [parts]
 
 
@@ -192,7 +192,7 @@ def root_of(op: str, me: int, position: int, group: Group, way: str = "from") ->
 
 
 def wait_tensor(me: int, tensor: Tensor) -> Steps:
-    """The operand, once what was under way to its storage has arrived."""
+    """The operand, once everything in flight to its storage has arrived."""
     yield Await(tensor)
     return tensor
 

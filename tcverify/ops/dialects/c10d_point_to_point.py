@@ -1,9 +1,9 @@
 """Sends and receives of the `_c10d_functional` dialect: `isend`, `irecv` and `batch_p2p_ops`.
 
 Sources: torch/csrc/distributed/c10d/Functional.cpp and torch/distributed/_functional_collectives.py. A peer is a position in
-the group: the kernels hand it to the process group as it is. A receive writes into its operand and returns it, whatever its
-schema says; a send returns an empty tensor to wait for. Sends and receives of one pair of ranks meet in order, those of each
-tag by themselves: gloo pairs by tag. NCCL pays no heed to tags; that a program relies on them there, nothing here shows.
+the group: the kernels pass it to the process group unchanged. A receive writes into its operand and returns it, whatever its
+schema says; a send returns an empty tensor to wait for. Sends and receives of one pair of ranks match in order, separately
+for each tag: gloo matches by tag. NCCL ignores tags; programs that rely on them there are not detected.
 """
 
 from __future__ import annotations

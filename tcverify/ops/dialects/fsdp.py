@@ -2,7 +2,7 @@
 
 Sources: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py and _fsdp_param.py; aten/src/ATen/native (split_with_sizes_copy,
 _chunk_cat); torch/csrc/inductor/resize_storage_bytes.cpp. A layer gathers the shards of its parameters into one buffer and copies
-them out; its gradients are cut up by rank, put side by side, and reduced and scattered in one go:
+them out; its gradients are chunked by rank, concatenated, and reduced and scattered together:
 
 | op | does |
 |---|---|
@@ -12,12 +12,12 @@ them out; its gradients are cut up by rank, put side by side, and reduced and sc
 | `copy_` | writes data into a tensor, an unsharded parameter |
 | `inductor::resize_storage_bytes_` | frees the storage of a tensor (0 bytes), or allocates it again |
 
-Where torch's own schemas hide what is written or aliased, the tables say it. Where an output has another shape than what is
-written into it, torch would give the output that shape; here that is an error.
+Where torch's own schemas hide writes or aliases, the tables declare them. If an output has another shape than what
+is written into it, torch would resize the output; here that is an error.
 
-Freed memory holds what shows when it is read (`domains.uninitialized`); the interpreter also refuses to touch it. A storage is
-either freed or whole: number domains carry values by other widths than the program's, so that only the metadata can tell
-whether a number of bytes is enough.
+Freed memory contains values that show up if they are read (`domains.uninitialized`); the interpreter also refuses to access it. A
+storage is either freed or whole: number domains carry values by other widths than the program's, so that only the metadata can
+tell whether a number of bytes is enough.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def copy_(tensor: Tensor, data: Tensor) -> None:
 
 
 def resize_storage_bytes_(variable: Tensor, new_size: int) -> None:
-    """Free the storage of a tensor where `new_size` is 0; else there is one again, with what it held unless it had been freed."""
+    """Free the storage of a tensor if `new_size` is 0; otherwise allocate it, keeping its contents unless it was freed."""
     _not_negative(new_size)
     if new_size == 0:
         poison_(variable)

@@ -105,7 +105,7 @@ def _scaled(x: Sequence[int], dim: int, factor: int, parts: int, op: str) -> lis
 
 
 def _given(op: str, x: Tensor | None, out: Tensor | None) -> Tensor:
-    """The operand, or where there is none the output: what tells dtype and device."""
+    """The operand, or without one the output: it determines dtype and device."""
     known = out if x is None else x
     if known is None:
         raise ValueError(f"{op} has neither operand nor output")
@@ -147,7 +147,7 @@ def _gather(x: Tensor | None, dim: int, root: int, team: Sequence[int], *, out: 
     known = _given("gather", x, out)
     if out is None:
         return known, known.new_empty(0)
-    sharing = len(team) - (x is None)  # a root without a shard of its own gives a dummy
+    sharing = len(team) - (x is None)  # a root without its own shard contributes a dummy
     share = out.new_zeros(_scaled(out.shape, dim, 1, max(sharing, 1), "gather")) if x is None else x
     return share, _into("gather", out, _scaled(share.shape, dim, sharing, 1, "gather"), share.dtype)
 
@@ -296,7 +296,7 @@ def wait(me: int, communication: Tensor) -> Steps:
 
 
 def token(*_: Any) -> Tensor:
-    """What stands for a stream. Which one it is, readers of the graph find out from the op."""
+    """The value of a stream. Which one it is, readers of the graph derive from the op."""
     return torch.empty(0)
 
 
@@ -305,7 +305,7 @@ def no_work(*_: Any) -> None:
 
 
 def deallocate(x: Tensor) -> None:
-    """Free the storage of x. Nobody may touch it from then on, through any alias."""
+    """Free the storage of x. It must not be accessed afterwards, through any alias."""
     poison_(x)
 
 

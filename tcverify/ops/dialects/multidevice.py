@@ -1,8 +1,8 @@
 """The `multidevice` dialect: programs whose tensors carry layouts, before communication is chosen.
 
 `set` and `reduce` take a tensor from one layout to another, whatever communication that needs; all other ops are local. A rank
-that holds no part of the operand gives None; one that is to hold no part of the result gets a tensor without elements. Both ops
-block. What they mean is said by the whole tensor: assembled from its parts, reduced, and divided anew.
+without a part of the operand passes None; a rank without a part of the result gets a tensor without elements. Both ops block.
+Their meaning is defined on the whole tensor: assembled from its parts, reduced, and divided again.
 Source: nvFuser's resharding expressions (LoadStoreOp of type Set, ReductionOp).
 """
 
@@ -50,7 +50,7 @@ class _Call:
             raise ProgramError(f"rank {self.rank} neither has nor gets a part of '{self.resharding}'")
 
     def operand(self, x: Tensor | None) -> Tensor | None:
-        """The rank's part of the operand, if it is what the layout says."""
+        """The rank's part of the operand, if it matches the layout."""
         source, shape = self.resharding.source, self.resharding.shape
         if (x is None) != (self.rank not in source.mesh):
             raise ProgramError(

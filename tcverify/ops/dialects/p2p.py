@@ -1,6 +1,6 @@
-"""The `p2p` dialect: communication as custom ops, which compilers see as calls with an effect and know nothing else about.
+"""The `p2p` dialect: communication as custom ops, which compilers treat as opaque calls with side effects.
 
-Stands for what users register themselves: point-to-point transfers of pipelines, barriers. All of them block the host. No
+Represents ops that users register: point-to-point transfers of pipelines, barriers. All of them block the host. No
 compiler pass looks inside: such ops keep their place among all that communicates.
 """
 

@@ -1,11 +1,11 @@
 """The `symm_mem` dialect: collectives on symmetric memory, as far as they mean something without a GPU.
 
 Sources: torch/distributed/_symmetric_memory/__init__.py and torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemoryOps.cu.
-They block, but for the two of low contention, which start. That operands lie in symmetric memory is the program's business.
+They block, but for the two of low contention, which start. The program has to make sure that operands are in symmetric memory.
 
 Fused ops are what the compiler makes of a product behind an all_gather or before a reduce_scatter; results lie in memory as
 torch's own composition of the two lays them. Where a kernel leaves parts of an operand in an unknown state, it is overwritten
-with what stands for unwritten memory.
+with the values of unwritten memory.
 """
 
 from __future__ import annotations

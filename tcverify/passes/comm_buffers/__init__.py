@@ -1,4 +1,4 @@
-"""Comm-buffer lowering: operands of collectives live in registered communication buffers, always at the same place."""
+"""Comm-buffer lowering: operands of collectives are placed in registered communication buffers at fixed offsets."""
 
 from tcverify.passes.comm_buffers.comm_buffers import CommBuffers
 from tcverify.passes.comm_buffers.plan import Buffer, BufferPlan

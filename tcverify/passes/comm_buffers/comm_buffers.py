@@ -1,6 +1,6 @@
-"""Comm-buffer lowering: operands of collectives live in registered communication buffers, which are always at the same place.
+"""Comm-buffer lowering: operands of collectives are placed in registered communication buffers at fixed offsets.
 
-Libraries for communication can read and write the memory of peers where it has been registered with them, so that nothing is
+Communication libraries can read and write the memory of peers if it is registered with them, so that nothing is
 copied on the way. That needs all ranks of a group to use the same allocation, at the same offset, for the same collective, in
 every iteration.
 
@@ -10,13 +10,13 @@ every iteration.
    that are not row by row are copied. What libraries allocate (results of collectives, what custom ops receive) cannot.
 3. The buffers get their places (`plan`), and the nodes that make them `meta["comm_buffer"]`: group, offset and bytes.
 
-The members of a group must agree on all of it: on forms, buffers and places. A rank that sees no graph but its own can tell what
-the others do only where they run the same one, up to numbers. Where all do, the program says so (`gm.meta["alike"]` names these
-groups). Collectives of other groups are left alone, and what they send lives in no buffer. Numbers may still differ between
+The members of a group must agree on all of it: on forms, buffers and places. A rank that sees only its own graph knows what the
+others do only if they run the same one, up to numbers. If all do, the program says so (`gm.meta["alike"]` names these groups).
+Collectives of other groups are left unchanged, and their operands are in no buffer. Numbers may still differ between
 ranks, so views of a part of a storage do not count as fit: where the part lies could be one of them.
 
-Left alone are also collectives over groups of one rank; those that nobody waits for; those that read or write what is still
-under way; those whose metadata is missing, symbolic or not what the operands imply; and graphs that are lowered to streams.
+Also left unchanged are collectives over groups of one rank; those without a wait; those that conflict with a collective in
+flight; those whose metadata is missing, symbolic or not what the operands imply; and graphs that are lowered to streams.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ KEY = "comm_buffer"
 
 
 class CommBuffers(Pass):
-    """Lets operands of collectives live in communication buffers, and chooses the forms of all_reduce that suit them.
+    """Places operands of collectives in communication buffers, and chooses the matching forms of all_reduce.
 
-    Patterns: `one-shot`, `in-place` and `out-of-place` (in place on a copy) count all_reduces, `dropped-wait` waits that nothing
-    is left for, `contiguous` operands that are copied row by row, `buffer` buffers that have been given a place or lost it.
+    Patterns: `one-shot`, `in-place` and `out-of-place` (in place on a copy) count all_reduces, `dropped-wait` waits with nothing
+    left to wait for, `contiguous` operands that are copied row by row, `buffer` buffers that have been given a place or lost it.
 
     Args:
         symm_mem: names of the groups for which symmetric memory is enabled, separated by commas, or "all" or "none".
@@ -63,7 +63,7 @@ class CommBuffers(Pass):
         unsafe_alike: UNSAFE where ranks run different graphs: takes the members of all groups to run this one, whatever the
             program says. Forms and places may then differ between ranks.
         unsafe_blocking: UNSAFE where ranks start collectives of several groups in different orders: sums in one shot also where
-            other groups communicate between start and wait. Ranks may then wait for each other for ever.
+            other groups communicate between start and wait. Ranks may then wait for each other forever.
         options: those of `Pass`.
 
     Attributes:

@@ -4,7 +4,7 @@
 |---|---|
 | a small sum over a group with symmetric memory that may block | `one_shot_all_reduce(x)`, of a copy where x fits no buffer |
 | the same, written into x by the program | `copy_(x, one_shot_all_reduce(x))`, where x fits a buffer |
-| x fits a buffer, nobody needs it afterwards, and the result is no output | `all_reduce_(x)` |
+| x fits a buffer, it is not needed afterwards, and the result is no output | `all_reduce_(x)` |
 | all others whose result is no output | `all_reduce_(clone(x))` |
 | all others | stays; x lives in a buffer if it fits |
 
@@ -105,7 +105,7 @@ class Lowering:
         self.describe()
 
     def is_doubtful(self, start: fx.Node) -> bool:
-        """Whether something was under way to what a start reads or writes, or its metadata is not what the operands imply."""
+        """Whether a start conflicts with a collective in flight, or its metadata does not follow from its operands."""
         analysis = self.analysis
         return analysis.flights[start].risky or any(n in analysis.misdescribed for n in (start, *start.all_input_nodes))
 
@@ -178,7 +178,7 @@ class Lowering:
         return flight.awaited and (other >= len(talkers) or talkers[other][0] > flight.end)
 
     def _index_talkers(self) -> None:
-        """For everything that communicates, find the next thing behind it that does so on another group."""
+        """For every communicating node, find the next one after it that communicates on another group."""
         talkers = self.analysis.talkers
         self._next_other = [len(talkers)] * len(talkers)
         for number in range(len(talkers) - 2, -1, -1):
@@ -191,7 +191,7 @@ class Lowering:
     def fits(self, x: fx.Node, group: str) -> Storage | None:
         """The storage of a collective's operand, if that can live in a buffer of the group.
 
-        It was made by a call of this graph that can be told where to put its result, is no output, has not been promised to
+        It was created by a call of this graph whose output memory can be chosen, is not an output, has not been promised to
         another group, and the operand is all of it, row by row.
         """
         spec, storage = self.analysis.spec(x), self.analysis.storage(x)
@@ -200,7 +200,7 @@ class Lowering:
         return storage if is_whole(spec, storage) else None
 
     def may_overwrite(self, storage: Storage, start: fx.Node) -> bool:
-        """Whether nobody needs what a start reads once it has started: no later node, no other collective under way."""
+        """Whether no later node and no collective in flight needs the operands of a start."""
         return storage.dead_behind(start, self.analysis.flights[start].position)
 
     def _make_contiguous(self, start: fx.Node, group: str) -> None:
@@ -230,7 +230,7 @@ class Lowering:
     # -------------------------------------------------------------------------------------------------------- rewrites
 
     def retarget(self, start: fx.Node, name: str, x: fx.Node, second: fx.Node | None = None) -> None:
-        """Make a start call another op, on x; it keeps its place, its name and what else it is given."""
+        """Make a start call another op, on x; it keeps its position, its name and its other arguments."""
         given = named_arguments(start)
         start.target = resolve(name)
         start.args = (x, given["reduce_op"], given["group_name"]) if second is None else (x, second)
@@ -301,7 +301,7 @@ def is_contiguous(spec: TensorSpec) -> bool:
 
 
 def _rename_after(graph: fx.Graph, renamed: dict[str, list[str]]) -> None:
-    """Let declared orders name what stands for the waits that are gone, and what these were to follow."""
+    """Let declared orders name the replacements of erased waits, and the nodes that these had to follow."""
     for node in graph.nodes:
         names = declared_after(node)
         if not any(name in renamed for name in names):

@@ -1,4 +1,4 @@
-"""Where communication buffers lie: one place for each, the same in every iteration and on every rank of its group.
+"""Offsets of communication buffers: one for each, the same in every iteration and on every rank of its group.
 
 A plan is a function of the graph, so ranks that run one graph come to the same one. Buffers that are never needed at the same
 time may share a place.
@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 
 @dataclass(frozen=True, slots=True)
 class BufferRequest:
-    """What a plan has to find a place for.
+    """A request for a place in the plan.
 
     Attributes:
         node: makes the value that lives there.
@@ -71,7 +71,7 @@ class BufferPlan:
 
 
 def plan_buffers(wanted: Sequence[BufferRequest], alignment: int, *, reuse: bool) -> BufferPlan:
-    """Find a place for everything that is wanted.
+    """Find a place for every request.
 
     Args:
         alignment: of which offsets are multiples, in bytes.

@@ -1,9 +1,9 @@
-"""What the values of a graph live in: who made a storage, until when it is needed, and what is under way to or from it.
+"""The storages of a graph's values: their owners, until when they are needed, and which collectives in flight use them.
 
 Followed from the placeholders on, see `program.specs`. Two views of one storage count as one, also where they do not overlap.
 
-Time is the position of a node in the graph. A start needs its operands until all its results have been waited for, or to the
-end of the graph where nobody waits.
+Time is the position of a node in the graph. A start needs its operands until all its results have been waited for, or to the end
+of the graph if there is no wait.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Storage:
         spec: the tensor that the owner returned.
         birth: position of the owner.
         touched: the last position of a node that touches it.
-        reads: the two starts that need it longest while they are under way, as (position of the end, start), latest first.
+        reads: the two starts that need it longest while they are in flight, as (position of the end, start), latest first.
         returned: whether an output lives in it.
         odd: whether something is done with it that cannot be followed.
         group: the group in whose buffers it is to live, once that is known.
@@ -59,11 +59,11 @@ class Storage:
         return max(self.touched, *(end for end, _ in self.reads), 0)
 
     def dead_behind(self, start: fx.Node, position: int) -> bool:
-        """Whether nobody but `start` needs it behind `position`."""
+        """Whether only `start` needs it after `position`."""
         return not self.returned and max(self.touched, *(e for e, one in self.reads if one is not start), 0) <= position
 
     def needed(self, reads: Iterable[tuple[int, fx.Node]]) -> None:
-        """Add starts that need it while they are under way."""
+        """Add starts that need it while they are in flight."""
         ends: dict[fx.Node, int] = {}
         for end, start in (*self.reads, *reads):
             ends[start] = max(end, ends.get(start, 0))
@@ -91,9 +91,9 @@ class CollectiveFlight:
     """An asynchronous collective: from its start until all its results have been waited for.
 
     Attributes:
-        end: position where it ends; that of the output node when nobody waits.
+        end: position where it ends; that of the output node if there is no wait.
         awaited: whether all its results are waited for.
-        risky: whether something was already under way to a storage that it reads or writes when it started.
+        risky: whether another collective in flight already used a storage that it reads or writes when it started.
     """
 
     start: fx.Node
@@ -126,7 +126,7 @@ class Analysis:
     _storages: dict[int, Storage] = field(default_factory=dict)
     _unknown: dict[fx.Node, list[Storage]] = field(
         default_factory=dict
-    )  # what a value of which nothing is known may hold
+    )  # contents of a value of which nothing is known
 
     def spec(self, node: Any) -> TensorSpec | None:
         """The one tensor that a node produces, or None."""
@@ -291,7 +291,7 @@ def _settle(found: Analysis, last: int) -> None:
         if not flight.awaited:
             flight.end = last
             for storage in (s for operand in (node, *node.all_input_nodes) for s in found.held(operand)):
-                storage.odd = True  # still under way when the next iteration begins
+                storage.odd = True  # still in flight when the next iteration begins
         for operand in (node, *node.all_input_nodes):
             for storage in found.held(operand):
                 storage.needed([(flight.end, node)])

@@ -1,4 +1,4 @@
-"""Multistream scheduling: collectives run beside compute, on streams of their own."""
+"""Multistream scheduling: collectives overlap with compute, on separate streams."""
 
 from tcverify.passes.multistream.multistream import Multistream
 

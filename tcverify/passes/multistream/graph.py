@@ -1,13 +1,13 @@
-"""What a graph is to a scheduler: ops that take time, the storage they read and write, and the edges between them.
+"""The scheduler's view of a graph: ops that take time, the storage they read and write, and the edges between them.
 
-Nodes are told apart by what they do when the graph runs:
+Nodes are classified by what they do when the graph runs:
 
 - *work* produces tensors of its own, or writes into some: it runs on a stream and takes time;
 - *host* nodes are items of tuples, views, and arithmetic on Python numbers: no stream, no time;
 - inputs (placeholders and attributes), and the output.
 
-Everything follows from specs that are inferred anew from the inputs, so that storage is shared here exactly where it is
-shared when the graph runs. A graph that this cannot be said of with certainty raises `NotLowered` and stays as it is.
+Everything follows from specs that are inferred from the inputs, so that storage is shared here exactly where it
+is shared when the graph runs. If this is uncertain for a graph, it raises `NotLowered` and stays unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Specs = Mapping[fx.Node, Any]
 
 
 class NotLowered(Exception):
-    """A graph stays as it is; the message says why."""
+    """A graph is not lowered; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class WorkOp:
 
     Attributes:
         index: its number among the work of the graph, in the original order.
-        resources: what it keeps busy, of "compute" and "comm".
+        resources: what it occupies, of "compute" and "comm".
         reads: storages of its tensor operands, by the operand.
         writes: storages that it produces or writes into.
         mutates: those of them that are not its own.
@@ -86,7 +86,7 @@ class OrderEdge:
 
 @dataclass(frozen=True, slots=True)
 class StreamGraph:
-    """A graph, taken apart.
+    """The parts of a graph.
 
     Attributes:
         work: in the original order.
@@ -185,7 +185,7 @@ def is_host(node: fx.Node, specs: Specs) -> bool:
 
 
 def carriers_of(node: fx.Node, specs: Specs) -> tuple[fx.Node, ...]:
-    """Operands in whose place a copy may stand: tensors that the op does not write into, not even through an alias.
+    """Operands that a copy may replace: tensors that the op does not write into, not even through an alias.
 
     A copy has the strides of what it copies only where that is dense. Where it is not, the op must make the same of either:
     a copy of an expanded tensor, for one, can be reshaped by a view, and strides decide whether something that follows is one.

@@ -1,4 +1,4 @@
-"""Writes a schedule into a graph: nodes in the order of issue, a wait before each op that needs one, a record behind each.
+"""Writes a schedule into a graph: nodes in issue order, a wait before each op that needs one, a record after each.
 
 Only anchors stand between the waits of an op and the op, and its record follows at once (behind the item of a tuple through
 which it is recorded), so that it means the same whether anchors are read by data flow or by position.
@@ -19,7 +19,7 @@ from tcverify.passes.multistream.schedule import StreamSchedule
 
 @dataclass(slots=True)
 class StreamLowering:
-    """A graph on its way.
+    """A graph under construction.
 
     Attributes:
         records: the token of every op that has been issued, by the op's number.

@@ -1,15 +1,15 @@
-"""Multistream scheduling: collectives run beside compute, on streams of their own.
+"""Multistream scheduling: collectives overlap with compute, on separate streams.
 
 Ops are put on streams in the order of their upward ranks, as HEFT does, or in one of two other orders where that is faster
 (`schedule`). The graph is rewritten into the order chosen, with a wait before each op that must follow ops of other
-streams and a record behind every op (`lowering`). What must follow what, and which graphs are left alone since that
-cannot be said of them, is the matter of `graph`.
+streams and a record behind every op (`lowering`). `graph` defines the order that must hold, and which graphs
+are left unchanged because it is unknown.
 
 The lowered graph declares its costs (`meta["cost_s"]` of its work) and its schedule (`meta["schedule"]` of the output node),
-and replays to exactly the predicted makespan. A graph stays as it is, bit for bit, when the schedule does not beat running
-one op after the other.
+and replays to exactly the predicted makespan. A graph stays unchanged, bit for bit, if the schedule does not beat
+sequential execution.
 
-Left alone are graphs that are lowered already; that hold asynchronous collectives or ops with effects; that hold methods,
+Left unchanged are graphs that are lowered already; that hold asynchronous collectives or ops with effects; that hold methods,
 submodules or ops without a meaning; whose metadata is missing, symbolic or not what the operands imply; in which an op has no
 cost and there is no device; that change the shape of a value in place, or write into it on a stream that the op may not use;
 in which something would have to wait and has no operand that could (a copy stands in its place, so it must not be written
@@ -69,10 +69,10 @@ log = logging.getLogger(__name__)
 
 
 class Multistream(Pass):
-    """Schedules compute and communication on streams and lowers the graph with anchors, where that makes it faster.
+    """Schedules compute and communication on streams and lowers the graph with anchors, if that makes it faster.
 
-    Options go before what the program says in `gm.meta["streams"]`, which goes before one compute stream 0, one communication
-    stream 1, no overhead and no device. Only what synchronisation takes is a fact of the machine, for the program to state.
+    Options override the program's settings in `gm.meta["streams"]`, which override the defaults: one compute stream 0, one
+    communication stream 1, no overhead and no device. The program states the synchronisation overhead of the machine.
 
     Args:
         device: name of a device profile, or the path of one in TOML, for ops without a cost of their own.
@@ -82,8 +82,8 @@ class Multistream(Pass):
 
     Attributes:
         settings: the streams that the last call used.
-        profile: the device that costs are estimated for, if there is one.
-        schedule: of the last call, when it lowered its graph.
+        profile: the device that costs are estimated for, if any.
+        schedule: of the last call, if it lowered its graph.
     """
 
     name = "multistream"
@@ -110,7 +110,7 @@ class Multistream(Pass):
         self.use(None)
 
     def __call__(self, gm: fx.GraphModule) -> fx.GraphModule:
-        """Lower `gm` in place, or leave it alone. See `Pass.__call__`.
+        """Lower `gm` in place, or leave it unchanged. See `Pass.__call__`.
 
         Raises:
             Unsupported: the program names a device that is not known.
@@ -140,7 +140,7 @@ class Multistream(Pass):
     # ------------------------------------------------------------------------------------------------------- planning
 
     def read(self, graph: fx.Graph) -> StreamGraph:
-        """Take the graph apart. Raises `NotLowered`."""
+        """Analyse the graph. Raises `NotLowered`."""
         if any(node.op == "call_function" and lookup(node.target).name in ANCHORS for node in graph.nodes):
             raise NotLowered("it is lowered already")
         for node in graph.nodes:
@@ -157,7 +157,7 @@ class Multistream(Pass):
         return take_apart(graph, specs, costs)
 
     def cost_s(self, node: fx.Node) -> float:
-        """Seconds that a work node takes. Raises `NotLowered` where nothing says it."""
+        """Seconds that a work node takes. Raises `NotLowered` if unknown."""
         given = node.meta.get("cost_s")
         if given is not None and (type(given) not in (int, float) or not abs(given) <= sys.float_info.max):
             raise NotLowered(f"the cost of '{node.name}' is {str(given)[:40]}, which is not a time")
@@ -167,7 +167,7 @@ class Multistream(Pass):
         return cost
 
     def resources(self, node: fx.Node) -> tuple[str, ...]:
-        """What a work node keeps busy."""
+        """The resources that a work node occupies."""
         return lookup(node.target).resources
 
     def busy(self, op: WorkOp) -> Sequence[str]:
@@ -179,7 +179,7 @@ class Multistream(Pass):
         return list(edges_of(parts))
 
     def synchronises(self, edge: OrderEdge) -> bool:
-        """Whether an order is made sure of by a token where it crosses streams."""
+        """Whether a token enforces an order if it crosses streams."""
         return True
 
     def overhead_s(self) -> float:
@@ -240,7 +240,7 @@ class Multistream(Pass):
         return last_writers(parts, joined_storages(parts))
 
     def beats_serial(self, schedule: StreamSchedule) -> bool:
-        """Whether the schedule is worth it."""
+        """Whether the schedule is worthwhile."""
         return schedule.makespan_s < schedule.serial_s
 
     # ------------------------------------------------------------------------------------------------------- lowering

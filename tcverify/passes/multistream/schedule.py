@@ -33,7 +33,7 @@ class PlacedOp:
 
 @dataclass(frozen=True, slots=True)
 class StreamSchedule:
-    """Work in the order in which it is issued, with what it takes.
+    """Work in issue order, with its times.
 
     Attributes:
         join: numbers of the ops whose tokens the output waits for.
@@ -51,11 +51,11 @@ class StreamSchedule:
 
     @property
     def gain(self) -> float:
-        """How many times as fast as one op after the other."""
+        """Speedup over sequential execution."""
         return self.serial_s / self.makespan_s if self.makespan_s else 1.0
 
     def declared(self) -> dict[str, float]:
-        """What the lowered graph says of itself."""
+        """The schedule that the lowered graph declares."""
         return {
             "makespan_s": self.makespan_s,
             "serial_s": self.serial_s,
@@ -144,7 +144,7 @@ def critical_path(work: Sequence[WorkOp], before: Sequence[Sequence[int]]) -> fl
 
 
 class StreamClocks:
-    """What is known to be done when an op ends: per stream, how many of its ops.
+    """What is known to be complete when an op ends: per stream, how many of its ops.
 
     Streams are FIFO and tokens complete the op they record, so that a dependency on the seventh op of a stream covers the
     first six, and all that those waited for.
@@ -254,7 +254,7 @@ def list_schedule(
 
 
 class _Timeline:
-    """A schedule on its way.
+    """A schedule under construction.
 
     Attributes:
         placed: by number, in the order of issue.
@@ -287,7 +287,7 @@ class _Timeline:
         return start
 
     def issue(self, placed: PlacedOp, busy: Sequence[str]) -> None:
-        """Put the op behind those that have been placed."""
+        """Append the op to those that have been placed."""
         index = placed.op.index
         self.clocks.issue(index, placed.stream, placed.tokens)
         self._issued[index] = len(self.placed)

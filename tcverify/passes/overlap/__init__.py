@@ -1,4 +1,4 @@
-"""Passes that move nodes so that communication runs while something computes, and what they share."""
+"""Passes that move nodes so that communication overlaps with compute, and their common parts."""
 
 from tcverify.passes.overlap.configured import ReorderForComputeCommOverlap
 from tcverify.passes.overlap.fsdp_order import EnforceCommOrderingForFsdp

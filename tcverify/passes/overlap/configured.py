@@ -13,26 +13,26 @@ from tcverify.passes.base import Pass
 from tcverify.program import CollectiveStatistics, Contract
 from tcverify.registry.passes import OVERLAP_PASSES
 
-#: A pass of the list: a known name, or anything that takes a graph module and returns it, another one, or nothing.
+#: A pass of the list: a known name, or anything that takes a graph module and returns it, another one, or None.
 Stage = str | Callable[[fx.GraphModule], Any]
 
-#: What is run unless told otherwise.
+#: The default list.
 USUAL = "reorder_compute_for_overlap,sink_waits,raise_comms"
 
 
 class ReorderForComputeCommOverlap(Pass):
-    """Runs passes one after the other, each on what the one before it left.
+    """Runs passes one after the other, each on the result of the previous one.
 
     Args:
         passes: names of `OVERLAP_PASSES`, separated by commas, or a list of names and callables. A callable takes the graph
-            module and changes it in place, or returns another one; so does an instance of a pass, which has options of its own.
+            module and changes it in place, or returns another one; so does an instance of a pass, which has its own options.
         options: those of `Pass`.
 
     Raises:
         UsageError: a name is not known, or something is neither a name nor callable.
 
     Attributes:
-        statistics: what the passes say of each collective, one after the other.
+        statistics: the reports of the passes on each collective, in order.
         stages: the passes that are run. `rewrites` counts for each what it rewrote, by its name.
     """
 
@@ -90,12 +90,12 @@ class ReorderForComputeCommOverlap(Pass):
 
 
 def _written(graph: fx.Graph) -> list[Any]:
-    """What tells a graph from what it was, in place: its nodes in order with what they call."""
+    """A snapshot of a graph to detect changes: its nodes in order with their targets."""
     return [(node, node.target, node.args, node.kwargs) for node in graph.nodes]
 
 
 def _weakest(promises: Sequence[bool | None]) -> bool | None:
-    """What all of some passes promise about metadata."""
+    """What all given passes promise about metadata."""
     return next((weak for weak in (False, None) if weak in promises), True)
 
 

@@ -1,4 +1,4 @@
-"""What the three passes on graphs of FSDP share: how they look for its patterns, and how they keep the metadata right."""
+"""Common parts of the three passes on graphs of FSDP: pattern matching, and correct metadata."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCATTERS = ("_c10d_functional::reduce_scatter_tensor", "_c10d_functional::reduce
 
 
 def find_copy_in(node: Any) -> fx.Node | None:
-    """The `all_gather_copy_in` whose first result, this rank's slice of the buffer, `node` is; None where it is no such thing."""
+    """The `all_gather_copy_in` whose first result, this rank's slice of the buffer, `node` is; None if it is something else."""
     if op_name_of(node) != "python::getitem" or node.args[1] not in (0, -2):
         return None
     source = node.args[0]
@@ -29,7 +29,7 @@ def find_copy_in(node: Any) -> fx.Node | None:
 
 
 def op_name_of(node: Any) -> str:
-    """Qualified name of the op that a node calls, "" for all else."""
+    """Qualified name of the op that a node calls, "" for other nodes."""
     return op_name(node) if isinstance(node, fx.Node) else ""
 
 
@@ -42,7 +42,7 @@ def read_resize(node: fx.Node) -> tuple[Any, Any] | None:
 
 
 def annotate_aliases(graph: fx.Graph, changed: Iterable[fx.Node]) -> None:
-    """Set the metadata of all that shares storage with what has another storage now: `changed` nodes, and what aliases them."""
+    """Set the metadata of all nodes whose storage has changed: `changed` nodes, and their aliases."""
     touched = set(changed)
     for node in graph.nodes:
         if node.op != "call_function" or "val" not in node.meta:

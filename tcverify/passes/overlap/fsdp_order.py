@@ -1,4 +1,4 @@
-"""The order of FSDP's communication: one all_gather is over before the next one begins, and so for reduce_scatters."""
+"""The order of FSDP's communication: one all_gather ends before the next one begins; so do reduce_scatters."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class EnforceCommOrderingForFsdp(Pass):
 
 
 class _Order:
-    """An order of the nodes of a graph in which nodes can sink, as far as what depends on them lets them."""
+    """An order of the nodes of a graph in which nodes can sink, as far as their dependents allow."""
 
     def __init__(self, found: CommGraph) -> None:
         self._found = found
@@ -143,7 +143,7 @@ def _all_gathers(found: CommGraph) -> list[FsdpBlock]:
 
 
 def _with_private_operands(found: CommGraph, block: list[fx.Node]) -> Iterable[fx.Node]:
-    """A block, and before it what nothing but the block reads: casts of the shards, their views, the buffer.
+    """A block, and before it the nodes that only the block reads: casts of the shards, their views, the buffer.
 
     What an earlier block reads too, as where a layer runs twice, belongs to neither.
     """

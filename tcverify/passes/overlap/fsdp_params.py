@@ -1,4 +1,4 @@
-"""Removal of FSDP's unsharded parameters: what is copied into such a graph input is used in its place."""
+"""Removal of FSDP's unsharded parameters: such a graph input is replaced by what is copied into it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Parameter:
     """An input into which the graph copies.
 
     Attributes:
-        freed: whether it is freed, as far as the graph has been read; None where nothing has been done to it.
+        freed: whether it is freed, as far as the graph has been read; None if nothing has been done to it.
         current: the interval that the graph is in.
         interval_of: the interval in which each view of it was made.
         left_alone: why it stays, or "".
@@ -61,7 +61,7 @@ class RemoveFsdp2UnshardedParamGraphInputUsage(Pass):
     """Uses of an unsharded parameter become uses of what was copied into it; the copies go, and so do the resizes around them.
 
     In layers that run twice a parameter is copied into twice: each use gets what the last copy before it has copied. A parameter
-    stays as it is where that cannot be told, or where somebody could see the difference:
+    stays unchanged if that is unknown, or if the difference would be visible:
 
     - something else writes into it or into a view of it, or it shares storage with another input;
     - the result of one of its copies or resizes is read;
@@ -109,7 +109,7 @@ class RemoveFsdp2UnshardedParamGraphInputUsage(Pass):
         return _parameters(graph, found, self.objection)
 
     def objection(self, parameter: Parameter, reason: str) -> str:
-        """Why a parameter has to stay, on account of a node or of the whole graph; "" where it need not."""
+        """Why a parameter has to stay, because of a node or of the whole graph; "" if it need not."""
         return reason
 
     def unneeded(self, parameter: Parameter) -> list[fx.Node]:
@@ -156,7 +156,7 @@ def _follow(
     found: GraphAccesses,
     by_storage: dict[int, Parameter],
 ) -> str:
-    """Take note of a node that touches the storage of a parameter. Returns why the parameter has to stay, or ""."""
+    """Process a node that touches the storage of a parameter. Returns why the parameter has to stay, or ""."""
     if node.op in ("placeholder", "get_attr"):
         return "" if node is parameter.node else f"it shares storage with '{node.name}'"
     if node.op == "output":
@@ -220,7 +220,7 @@ def _same_layout(source: fx.Node, target: fx.Node) -> bool:
 def _at_the_end(
     parameter: Parameter, found: GraphAccesses, writes: dict[int, list[int]], places: dict[fx.Node, int]
 ) -> str:
-    """Say why a parameter has to stay whose whole graph has been read, or ""."""
+    """Return why a parameter has to stay, once its whole graph has been read; or ""."""
     if not parameter.freed:
         return "it is not freed at the end"
     for interval in parameter.intervals:
@@ -243,7 +243,7 @@ def _unneeded(parameter: Parameter) -> list[fx.Node]:
 
 
 def _erase(graph: fx.Graph, nodes: list[fx.Node]) -> None:
-    """Erase nodes that nobody reads. What was to follow one of them follows what that one was to follow."""
+    """Erase unused nodes. Nodes that had to follow one of them now follow its predecessors."""
     if not nodes:
         return
     gone: dict[str, list[str]] = {}

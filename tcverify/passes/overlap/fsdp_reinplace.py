@@ -1,4 +1,4 @@
-"""Reinplacing of FSDP's all_gathers: into the buffer that holds this rank's slice already."""
+"""Reinplacing of FSDP's all_gathers: into the buffer that already contains this rank's slice."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class ReinplaceFsdpAllGather(Pass):
         return ()
 
     def is_alone(self, gather: Gather, users: list[fx.Node], place: dict[fx.Node, int]) -> bool:
-        """Whether nobody but the all_gather uses the buffer behind the copy-in, and no caller sees it."""
+        """Whether only the all_gather uses the buffer after the copy-in, and it is not visible to the caller."""
         return _alone(gather, users, place)
 
     def buffer_node(self, gather: Gather) -> fx.Node:
-        """The node that stands for the buffer behind the copy-in."""
+        """The node of the buffer after the copy-in."""
         return _buffer_node(gather)
 
 
@@ -103,9 +103,9 @@ def _fits(start: fx.Node, copy_in: fx.Node) -> bool:
 
 
 def _at_own_place(start: fx.Node, copy_in: fx.Node) -> bool:
-    """Whether the slice lies where the all_gather writes this rank's part, as far as the module tells rank and groups.
+    """Whether the slice lies where the all_gather writes this rank's part, as far as the module gives rank and groups.
 
-    Elsewhere, what arrives from another rank would overwrite the slice before it has been sent.
+    Otherwise, data from another rank would overwrite the slice before it has been sent.
     """
     meta = getattr(start.graph.owning_module, "meta", {})
     ranks, rank = (meta.get("groups") or {}).get(named_arguments(start).get("group_name")), meta.get("rank")
@@ -127,7 +127,7 @@ def _alone(gather: Gather, users: list[fx.Node], place: dict[fx.Node, int]) -> b
 
 
 def _buffer_node(gather: Gather) -> fx.Node:
-    """The node that stands for the buffer behind the copy-in: one that is there already, or a new one."""
+    """The node of the buffer after the copy-in: an existing one, or a new one."""
     slice_node = named_arguments(gather.start)["input"]
     for user in gather.copy_in.users:
         if op_name(user) == "python::getitem" and user.args[1] in (1, -1):

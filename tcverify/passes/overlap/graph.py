@@ -1,7 +1,7 @@
 """The dependency graph that passes share which move communication and compute: what must stay before what, and what communicates.
 
 A start of an asynchronous collective reads its operands, and writes its result or the operand that it writes into, at any time
-until the first wait for that storage. The edges are those that keep this and all else that a program can tell:
+until the first wait for that storage. The edges preserve this and everything else that a program can observe:
 
 - data: a node follows its operands;
 - storage: what reads follows the last write, what writes or makes one follows all reads and the write before them; a wait is a
@@ -44,11 +44,11 @@ class AsyncCommunication:
         number: its place among the starts of the graph.
         start: the node that starts it.
         waits: the nodes that wait for it, in graph order; the first one completes it (of a coalesced collective: the first one
-            for each of its results), the others are aliases. Empty when nobody waits.
-        group_name: the name of its group, or None where the op names none.
-        ranks: the members of the group in order, where the graph says so (`gm.meta["groups"]`).
-        reads: storages that it reads while it is under way.
-        writes: storages that it writes while it is under way, its results among them.
+            for each of its results), the others are aliases. Empty without a wait.
+        group_name: the name of its group, or None if the op names none.
+        ranks: the members of the group in order, if the graph says so (`gm.meta["groups"]`).
+        reads: storages that it reads while in flight.
+        writes: storages that it writes while in flight, including its results.
     """
 
     number: int
@@ -62,7 +62,7 @@ class AsyncCommunication:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommGraph:
-    """A graph as passes see it that move nodes. It describes the order in which the graph stood when it was made.
+    """The view of a graph for passes that move nodes. It describes the order of the graph at the time of its creation.
 
     Attributes:
         nodes: all of them, in order. In every order of them the placeholders come first, as they are, and the output last.
@@ -85,7 +85,7 @@ class CommGraph:
     accesses: GraphAccesses = field(repr=False)
 
     def kind(self, node: fx.Node) -> Kind:
-        """What a node is.
+        """The kind of a node.
 
         "start" and "wait" of an asynchronous collective; "effect" for what blocks or cannot be looked into: blocking
         collectives, ops with an effect, calls without a meaning; "free" for what takes no time: inputs, the output, attributes,
@@ -107,7 +107,7 @@ def comm_graph(
         groups: name → ranks in order; those in the metadata of the module that owns the graph unless given.
         unsafe_collectives_reorder: leave out the edges of communication between asynchronous collectives: starts and waits may
             then change places wherever data allows it. UNSAFE: ranks may start collectives in different orders, which hangs
-            them or mixes up their data. Effects keep their place all the same.
+            them or mixes up their data. Effects keep their position in any case.
         reading: what collects the edges; `GraphReading` unless given.
     """
     if groups is None:
@@ -139,7 +139,7 @@ class GraphReading:
         self._under_way: dict[int, list[int]] = {}  # storage → starts that write it and are not waited for
         self._arrived: dict[int, list[int]] = {}  # storage → starts that the last wait for it completed
         self._completes: dict[fx.Node, tuple[int, ...]] = {}
-        self._bundles: set[int] = set()  # storages that stand for several results, of which nothing tells them apart
+        self._bundles: set[int] = set()  # storages shared by several results that cannot be distinguished
 
     def add(self, node: fx.Node) -> None:
         self._before[node] = {}
@@ -151,7 +151,7 @@ class GraphReading:
         self._by_name[node.name] = node
 
     def follow(self, node: fx.Node, earlier: Iterable[fx.Node], why: Why) -> None:
-        """Take note that a node follows earlier ones."""
+        """Record that a node follows earlier ones."""
         self._before[node].update(dict.fromkeys(earlier))
 
     def kind(self, node: fx.Node) -> Kind:
@@ -194,7 +194,7 @@ class GraphReading:
             self._since.append(node)
 
     def start(self, node: fx.Node, reads: Storages, writes: Storages) -> None:
-        """Note what is under way from here on."""
+        """Record what is in flight from here on."""
         name = _group_name(node)
         written = tuple(dict.fromkeys((*writes, *self._found.results[node])))
         for storage in written:

@@ -11,10 +11,10 @@ from tcverify.passes.storages import Storages
 
 
 class AccessOrder:
-    """Takes accesses in graph order and tells what each of them directly follows. Every access is told once.
+    """Takes accesses in graph order and returns the direct predecessors of each. Every access is reported once.
 
     Args:
-        places: what stands for the place of storages that overlap with others; see `storages.shared_places`.
+        places: the representative of storages that overlap with others; see `storages.shared_places`.
     """
 
     def __init__(self, places: Mapping[int, int]) -> None:

@@ -1,9 +1,9 @@
 """What the two iterative passes share: their options and promises, and an order in which nodes change places.
 
-Both go through the graph once, collective by collective, and let the collective (or its wait) change places with the node beside
-it, again and again, as long as nothing is in the way: a dependency, the order of collectives, memory, time. Nodes that are in the
-way because of a dependency may be taken along: the group then moves as one. After the rounds the whole order is judged anew, and
-given up where it should be worse than the one before.
+Both go through the graph once, collective by collective, and swap the collective (or its wait) with its neighbour, again and
+again, as long as nothing prevents it: a dependency, the order of collectives, memory, time. Nodes that block it because
+of a dependency may be taken along: the group then moves as one. After the rounds the whole order is judged again, and
+abandoned if it is worse than the previous one.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from tcverify.program import CollectiveStatistics, Contract
 
 log = logging.getLogger(__name__)
 
-#: Most nodes that are taken along with one collective.
+#: Largest number of nodes that are taken along with one collective.
 MAX_GROUP = 64
-#: Changes of places per node of the graph, in one round: keeps time linear where every collective could cross the whole graph.
+#: Swaps per node of the graph, in one round: keeps time linear even if every collective could cross the whole graph.
 MAX_MOVES_PER_NODE = 50
-#: Changes of places of one collective that gain it no time, one after the other, before it is left where it is.
+#: Consecutive swaps of one collective that gain it no time, before it is left where it is.
 MAX_IDLE_MOVES = 48
-#: Most rounds. Another one is made only where the one before has made the graph faster.
+#: Largest number of rounds. Another one is made only if the previous one has made the graph faster.
 MAX_ROUNDS = 3
 
-#: Nothing has kept a collective from going further.
+#: Nothing has stopped a collective.
 NO_LIMIT = "nothing"
 
 
@@ -65,11 +65,11 @@ class Freedom:
 
 @dataclass(slots=True)
 class CollectiveProgress:
-    """What has been done for one collective.
+    """What was done for one collective.
 
     Attributes:
         moves, grouped: as in `CollectiveStatistics`.
-        limit: what kept it from going further in the last round.
+        limit: what stopped it in the last round.
     """
 
     moves: int = 0
@@ -79,7 +79,7 @@ class CollectiveProgress:
 
 @dataclass(frozen=True, slots=True)
 class MoveSetting:
-    """A graph as the passes work on it. Nodes are numbers, in graph order.
+    """The passes' working view of a graph. Nodes are numbers, in graph order.
 
     Attributes:
         before, after: per node, those that it directly follows, and those that directly follow it.
@@ -115,7 +115,7 @@ class MoveSetting:
 
 
 class GroupLine:
-    """An order in which groups and the nodes beside them change places in no time.
+    """An order in which groups and their neighbours are swapped in constant time.
 
     Attributes:
         previous, following: per node, the nodes beside it; -1 at the ends.
@@ -195,7 +195,7 @@ class Round:
         return True
 
     def checked(self) -> None:
-        """Compare memory with memory computed anew, where that was asked for."""
+        """Compare memory with a full recomputation, if requested."""
         if self.setting.freedom.check_memory:
             self.memory.verify(self.line.order())
 
@@ -221,7 +221,7 @@ class IterativePass(OverlapPass):
         extra_comm_comp_overlap: stop moving a collective when compute covers (1 + this) times its communication.
         group_with_collectives: take other collectives along that are in the way, in their order.
         limit: how many collectives are treated; all of them unless given.
-        check_memory: compare memory with memory computed anew after every change of places; slow.
+        check_memory: compare memory with a full recomputation after every swap; slow.
         device: name of a device profile, or the path of one in TOML, for nodes without a cost of their own; the one that the
             program names unless given.
         align_runtimes: decide by the median over ranks of the time of every node; all ranks must run the pass together.
@@ -328,15 +328,15 @@ class IterativePass(OverlapPass):
         )
 
     def footprint(self, found: CommGraph) -> Footprint:
-        """What the nodes of a graph do to memory."""
+        """The effect of a graph's nodes on memory."""
         return footprint(found)
 
     def tasks(self, found: CommGraph, times: Runtimes | None) -> Tasks:
-        """What the nodes of a graph keep busy, and for how long."""
+        """The resources that a graph's nodes occupy, and for how long."""
         return tasks(found, times)
 
     def is_worse(self, replayed: OrderTimeline, before: OrderTimeline) -> bool:
-        """Whether an order is given up."""
+        """Whether an order is abandoned."""
         return replayed.makespan > before.makespan
 
     def judge(self, setting: MoveSetting, order: Sequence[int]) -> None:

@@ -43,7 +43,7 @@ def list_schedule(found: CommGraph, key: Callable[[fx.Node], Key]) -> list[fx.No
 def overlap_schedule(found: CommGraph, times: Runtimes | None) -> list[fx.Node]:
     """Return an order in which compute follows every start that is enough to cover its communication, where there is so much.
 
-    Once a collective is under way, compute comes next that is ready: first what the next collectives need, then what is needed
+    Once a collective is in flight, compute comes next that is ready: first what the next collectives need, then what is needed
     for none, until the time of the communication has passed. Then comes what the next collective needs, waits as late as
     possible, and it itself. A start that is ready does not wait for compute that outlasts what is under way.
 
@@ -74,7 +74,7 @@ def overlap_schedule(found: CommGraph, times: Runtimes | None) -> list[fx.Node]:
 
 
 class _Clock:
-    """Time as the nodes taken so far are run: compute one after the other, and communication beside it, one after the other."""
+    """Time when the nodes taken so far run: compute one after the other, and communication in parallel, one after the other."""
 
     def __init__(self, found: CommGraph, times: Runtimes | None) -> None:
         self._found = found
@@ -91,7 +91,7 @@ class _Clock:
         return self._free > self._now
 
     def outlasts(self, node: fx.Node) -> bool:
-        """Whether a node that is run now ends after all communication that is under way."""
+        """Whether a node that runs now ends after all communication in flight."""
         return self._now + self._times[node] > self._free
 
     def run(self, node: fx.Node) -> None:

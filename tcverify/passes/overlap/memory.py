@@ -67,7 +67,7 @@ class OrderMemory:
         self.freed, self.last = self.recomputed(order)
 
     def recomputed(self, order: Sequence[int]) -> tuple[list[int], list[int]]:
-        """What the nodes free in `order`, and the last node of every storage, from nothing."""
+        """What the nodes free in `order`, and the last node of every storage, recomputed."""
         last = [-1] * len(self.footprint.nbytes)
         for node in order:
             for storage in self.footprint.touched[node]:
@@ -132,7 +132,7 @@ class OrderMemory:
             self.last[storage] = taker
 
     def verify(self, order: Sequence[int]) -> None:
-        """Compare with memory computed anew. Raises `InternalError` where they differ."""
+        """Compare with a full recomputation. Raises `InternalError` if they differ."""
         freed, last = self.recomputed(order)
         if freed != self.freed or last != self.last:
             wrong = [node for node in order if freed[node] != self.freed[node]]
@@ -143,7 +143,7 @@ class OrderMemory:
 
 
 def footprint(found: CommGraph) -> Footprint:
-    """Return what the nodes of a graph do to memory. Linear in the graph."""
+    """Return the effect of a graph's nodes on memory. Linear in the graph."""
     return StorageWalk(found).footprint()
 
 
@@ -252,7 +252,7 @@ class StorageWalk:
 
     def extend(self, touched: Sequence[dict[int, None]]) -> None:
         """Let what a collective reads live until the wait that completes it, and to the end where there is none."""
-        pending: dict[int, list[int]] = {}  # storage that is under way → storages that are read for it
+        pending: dict[int, list[int]] = {}  # storage in flight → storages that are read for it
         for node, of in zip(self._found.nodes, touched, strict=True):
             kind = self._found.kind(node)
             if kind == "start":

@@ -1,8 +1,8 @@
 """The greedy passes: waits sink, communication rises, compute goes where it covers communication.
 
 Each keeps every edge of `comm_graph` and gives no promise about memory or time: what is moved ahead of a wait lives longer, and
-an order that starts one collective earlier may start another one later. Left alone, with a line of log, are graphs that are
-lowered to streams, since what stands beside what means something there.
+an order that starts one collective earlier may start another one later. Graphs that are lowered to streams are left unchanged,
+with a line in the log, since adjacency has a meaning there.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def is_lowered(graph: fx.Graph) -> bool:
 
 
 class SinkWaits(OverlapPass):
-    """Every wait as late as possible: all that does not need it goes before it. All else keeps its order where it can."""
+    """Every wait as late as possible: nodes that do not need it go first. All others keep their order if they can."""
 
     name = "sink_waits"
     contract: ClassVar[Contract] = Contract(metadata=True, idempotent=True, order=True, collective_order=True)
@@ -89,7 +89,7 @@ class SinkWaits(OverlapPass):
 
 
 class RaiseComms(OverlapPass):
-    """Every start as early as possible: what it needs goes before all else, then what the next one needs, and so on."""
+    """Every start as early as possible: its operands go first, then those of the next one, and so on."""
 
     name = "raise_comms"
     contract: ClassVar[Contract] = Contract(metadata=True, idempotent=True, order=True, collective_order=True)

@@ -30,8 +30,8 @@ def runtimes(found: CommGraph, device: DeviceProfile | None = None) -> dict[fx.N
         device: for nodes without `meta["cost_s"]`; unless given, the one that the program names (`gm.meta["streams"].device`).
 
     Returns:
-        Seconds; times that nodes have of their own (`meta["cost_s"]`) as they are, however short. None where some node that takes
-        time has no cost, and no device is known to estimate it for.
+        Seconds; times in the metadata of nodes (`meta["cost_s"]`) are unchanged, however short. None if some node that takes time
+        has no cost, and no device is known to estimate it for.
     """
     if device is None:
         device = _device(found)
@@ -59,8 +59,8 @@ def agree_on_runtimes(
 ) -> dict[fx.Node, float] | None:
     """Return the times by which a pass decides that asks for times at all.
 
-    Where ranks do not align theirs, they may decide differently, this one by its times and others without any. Then nobody may
-    rely any more on running the same graph: the module no longer says so (`meta["alike"]`).
+    If ranks do not align theirs, they may decide differently, this one by its times and others without any. Then ranks must not
+    rely on running the same graph any more: the module no longer says so (`meta["alike"]`).
 
     Args:
         align, gather: see `align_runtimes`.
@@ -82,7 +82,7 @@ def align_runtimes(times: Runtimes | None, gather: Gather | None = None) -> dict
             where that is initialised, else this rank's list alone.
 
     Returns:
-        The medians; None where some rank knows no times; this rank's own times, with a line of log, where ranks have different
+        The medians; None if some rank knows no times; this rank's own times, with a line in the log, if ranks have different
         numbers of nodes.
     """
     own = [] if times is None else list(times.values())

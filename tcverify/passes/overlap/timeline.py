@@ -1,13 +1,13 @@
 """The time that an order of nodes takes: one queue for compute, one for communication.
 
-Nodes are issued in order. What computes keeps the compute queue busy. A start takes no time of that queue: its communication
-begins when it is issued and the communication before it has ended, and lasts what the start costs. A wait holds the compute queue
-up until what it waits for has ended. What blocks takes both queues. At the output all that is under way is waited for. Exposed is
-the time in which the compute queue does not compute.
+Nodes are issued in order. Compute nodes occupy the compute queue. A start takes no time of that queue: its communication
+begins when it is issued and the communication before it has ended, and lasts what the start costs. A wait blocks the compute
+queue until what it waits for has ended. Blocking nodes occupy both queues. At the output all communication in flight is waited
+for. Exposed is the time in which the compute queue does not compute.
 
 Both queues only ever add and take the later of two times, so that the time from a place of an order to the end is given by three
-numbers (`Tail`), whatever happened before: with them, and with the times at which a segment begins, a segment is judged without a
-look at the rest. Times are integers in units of 2⁻⁹⁰ s: sums do not depend on the order in which they are taken.
+numbers (`Tail`), whatever happened before: with them, and with the times at which a segment begins, a segment is judged
+independently of the rest. Times are integers in units of 2⁻⁹⁰ s: sums do not depend on the order in which they are taken.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Queue = Literal["compute", "start", "wait", "both"]
 
 
 class Now(NamedTuple):
-    """How far the queues are: when the next node is issued, and when communication that is under way ends."""
+    """The state of the queues: when the next node is issued, and when communication in flight ends."""
 
     compute: int
     communication: int
 
 
 class Tail(NamedTuple):
-    """How long it takes from a place of an order to the end: from when the next node is issued, and from when communication
-    under way ends. `fixed` is the least time at which the end can be, on account of what is not told by the two."""
+    """The time from a place of an order to the end: from when the next node is issued, and from when communication
+    in flight ends. `fixed` is the earliest possible end, due to everything that the two do not cover."""
 
     compute: int
     communication: int
@@ -176,9 +176,9 @@ class OrderTimeline:
 
     Attributes:
         spans: in the order of issue.
-        joined: how long compute is held up behind the last node for communication that nobody has waited for.
+        joined: how long compute is blocked after the last node for communication without a wait.
         makespan: when all has ended.
-        exposed: time in which compute is held up, or both queues are taken: makespan less all compute.
+        exposed: time in which compute is blocked, or both queues are busy: makespan minus all compute.
     """
 
     spans: tuple[Span, ...]
@@ -206,9 +206,9 @@ def replay_order(work: Tasks, order: Sequence[int]) -> OrderTimeline:
 
 
 def exposures(work: Tasks, replayed: OrderTimeline) -> dict[int, int]:
-    """How long each start of an asynchronous collective is exposed: how long waits for it hold compute up.
+    """How long each start of an asynchronous collective is exposed: how long waits for it block compute.
 
-    A wait for several counts for the one that ends last; what nobody waits for holds up the output.
+    A wait for several counts for the one that ends last; a start without a wait blocks the output.
     """
     exposed = dict.fromkeys(work.waits, 0)
     ends = {span.node: span.end for span in replayed.spans if work.queues[span.node] == "start"}

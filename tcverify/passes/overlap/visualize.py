@@ -1,4 +1,4 @@
-"""What runs while communication is under way: a graph with asynchronous collectives as text, and as a trace for Perfetto."""
+"""Shows what runs while communication is in flight: an asynchronous graph as text, and as a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ log = logging.getLogger(__name__)
 
 #: Columns of the text.
 WIDTH = 100
-#: Collectives under way that are drawn, each in a column of its own.
+#: Largest number of collectives in flight that are drawn, one per column.
 LANES = 8
 _NAME = 34
 
 
 class VisualizeOverlap(Pass):
-    """Shows what runs while communication is under way, and changes nothing. Times as `runtimes` knows them.
+    """Shows what runs while communication is in flight, and changes nothing. Times come from `runtimes`.
 
     Args:
-        output: file to write: a trace for Perfetto or chrome://tracing where it ends in ".json", else text. Every call writes it
-            anew. Unless given, the text goes to the log.
+        output: file to write: a trace for Perfetto or chrome://tracing where it ends in ".json", else text. Every call overwrites
+            it. Unless given, the text goes to the log.
         device: name of a device profile, or the path of one in TOML, for nodes without a cost of their own; the one that the
             program names unless given.
         options: those of `Pass`.
@@ -86,8 +86,8 @@ class VisualizeOverlap(Pass):
 def visualize_overlap(found: CommGraph, device: DeviceProfile | None = None) -> str:
     """Return a graph as text, one line for each node that does something, in order of issue.
 
-    Columns: when it is issued, in µs; the collectives under way, one column each, from "╷" where one starts to "╵" where it is
-    waited for; the node and how long it takes; how long it holds compute up. Where times are not known they are left out.
+    Columns: when it is issued, in µs; the collectives in flight, one column each, from "╷" where one starts to "╵" where it is
+    waited for; the node and how long it takes; how long it blocks compute. Unknown times are omitted.
 
     Args:
         device: see `runtimes`.
@@ -124,7 +124,7 @@ def _heading(work: Tasks, replayed: OrderTimeline) -> str:
 
 
 def _marks(work: Tasks, lanes: list[int | None], number: int) -> str:
-    """The column of collectives beside a node; `lanes` holds which one each column stands for."""
+    """The column of collectives next to a node; `lanes` gives the collective of each column."""
     ending = set()
     if work.queues[number] == "start":
         free = lanes.index(None) if None in lanes else len(lanes)

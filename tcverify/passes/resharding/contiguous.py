@@ -73,7 +73,7 @@ def _inner_axis(node: fx.Node, made: Resharding) -> int | None:
 
 
 def _with_axis_outermost(writer: HostWriter, node: fx.Node, made: Resharding, axis: int) -> fx.Node:
-    """Write the resharding with one dim of the operand in front. Returns what stands for the old result."""
+    """Write the resharding with one dim of the operand in front. Returns the replacement of the old result."""
     given = named_arguments(node)
     x, rank = given["x"], given["rank"]
     order = [axis, *(dim for dim in range(len(made.shape)) if dim != axis)]
@@ -103,7 +103,7 @@ def _renumbered(layout: Layout, order: Sequence[int]) -> Layout:
 
 
 def _permuted(writer: HostWriter, x: fx.Node, order: Sequence[int], layout: Layout, *, fresh: bool = False) -> fx.Node:
-    """The dims in another order, contiguous; `fresh` if it is to be nobody else's."""
+    """The dims in another order, contiguous; `fresh` if it must not be shared."""
     x = writer.call("aten::permute", x, list(order))
     x.meta["layout"] = str(layout)
     if fresh or not x.meta["val"].is_contiguous():

@@ -1,9 +1,9 @@
-"""Deallocation: every intermediate's storage is freed once, as soon as nobody needs it.
+"""Deallocation: every intermediate's storage is freed once, as soon as it is no longer needed.
 
 A storage is needed until the last node that touches it, through any alias; a communication touches what it reads and what it
 writes until its wait. A storage that lives on one stream alone is freed there, behind its last use. Any other is freed on the
-caller's stream, once that has waited for all streams that use it. Inputs, outputs and what shares storage with them are never
-freed; what nobody reads is. Tokens of streams and communications hold nothing, and are left.
+caller's stream, once that has waited for all streams that use it. Inputs, outputs and values that share storage with them are
+never freed; unused values are. Tokens of streams and communications have no storage, and are skipped.
 Source: nvFuser's InsertDeallocations pass.
 """
 
@@ -83,7 +83,7 @@ def _last_touched(graph: fx.Graph, found: Analysis) -> dict[Storage, fx.Node]:
     """The last node that touches each storage that is to be freed, in the order in which they are made."""
     last: dict[Storage, fx.Node] = {}
     kept: set[Storage] = set()
-    flying: dict[fx.Node, list[Storage]] = {}  # communications that nobody has waited for yet
+    flying: dict[fx.Node, list[Storage]] = {}  # communications without a wait so far
     for node in graph.nodes:
         touched = _touched(found, node)
         if node.op in ("placeholder", "get_attr", "output"):

@@ -1,4 +1,4 @@
-"""Decides which communications a resharding takes: a table over what is sharded before and after, and on which meshes.
+"""Decides which communications a resharding needs: a table over what is sharded before and after, and on which meshes.
 
 | op | operand | result | meshes | communications |
 |---|---|---|---|---|
@@ -12,8 +12,8 @@
 | reduce | sharded | replicated | same | all_reduce |
 | reduce | sharded | replicated | differ | one reduce per receiver |
 
-Sharded means over more than one rank. A root that stands on the other side only joins the team, at its end. What a rank needs
-nobody else for, replicated → sharded on one mesh for example, is local. On meshes of several dims one of them changes, and each
+Sharded means over more than one rank. A root on the other side only joins the team, at its end. Changes that need no other
+rank, replicated → sharded on one mesh for example, are local. On meshes of several dims one of them changes, and each
 slice along it communicates for itself.
 Source: the table of nvFuser's conversion of resharding ops to communications.
 """

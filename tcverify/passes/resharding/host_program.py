@@ -38,11 +38,11 @@ class HostProgram(Pass):
         stages: names of the passes that are run, separated by commas, of `STAGES`; the order is theirs. Inside
             `disabled(NAME)`, a stage does nothing either.
         deallocate: whether intermediates are freed; if not, the last stage is left out.
-        dump: directory to which every stage writes the program as it stands after it, and the whole pass as well.
+        dump: directory to which every stage writes the program after it, and so does the whole pass.
         options: those of `Pass`.
 
     Raises:
-        UsageError: an option cannot have that value.
+        UsageError: the value of an option is invalid.
 
     Attributes:
         PASSES: what makes the passes, in the order of `STAGES`.

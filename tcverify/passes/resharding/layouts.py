@@ -27,10 +27,10 @@ def resharding_of(node: fx.Node) -> Resharding | None:
 
 
 def layout_of(node: fx.Node) -> Layout | None:
-    """How the value of a node lies; None where nothing says it.
+    """The layout of a node's value; None if unknown.
 
     Raises:
-        Unsupported: what says it is no layout.
+        Unsupported: the metadata is not a layout.
     """
     made = resharding_of(node)
     if made is not None:
@@ -45,7 +45,7 @@ def layout_of(node: fx.Node) -> Layout | None:
 
 
 def stream_axis_of(node: fx.Node) -> int | None:
-    """The dim of a result whose parts may be computed on streams of their own, or None."""
+    """The dim of a result whose parts may be computed on separate streams, or None."""
     axis = node.meta.get("stream_axis")
     return axis if type(axis) is int else None
 

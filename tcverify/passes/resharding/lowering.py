@@ -32,7 +32,7 @@ _PAIRWISE = {
 
 
 class ConvertOpToCommunication(Pass):
-    """Lowers what changes layouts to communications, each waited for at once.
+    """Lowers changes of layout to communications, each waited for at once.
 
     Every rank does its part of what `decisions.plan_resharding` says: it allocates the output if it gets something, makes the
     operand contiguous, posts and waits. A rank that takes no part does nothing. Stream axes of local ops stay: loops over them
@@ -63,7 +63,7 @@ class ConvertOpToCommunication(Pass):
             with writer.before(node):
                 result = self.writing(writer, made, decided, named_arguments(node)).write()
                 if node.users:
-                    # A rank that gets nothing has a value without elements, in case that somebody names it.
+                    # A rank that receives nothing has a value without elements, in case that it is referenced.
                     result = result if result is not None else writer.allocate([0], named_arguments(node)["dtype"])
                     result.meta["layout"] = str(made.target)
                     node.replace_all_uses_with(result)
@@ -153,7 +153,7 @@ class PlanWriter:
         return call("aten::amax" if op == "max" else "aten::amin", x, [dim], True)
 
     def _part(self, x: fx.Node, part: Sequence[tuple[int, int]]) -> fx.Node:
-        """A part of what the rank has: contiguous, and nobody else's."""
+        """A part of the rank's value: contiguous, and not shared."""
         call = self.writer.call
         if self.made.dim is not None:
             x = call("aten::select.int", x, self.made.dim, 0)

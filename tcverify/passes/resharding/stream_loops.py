@@ -154,7 +154,7 @@ def _stream_axis(node: fx.Node) -> int | None:
 
 
 def _write(w: HostWriter, loop: _Loop, number: int, results: dict[fx.Node, fx.Node]) -> None:
-    """Write a loop before its first op, and say in `results` what stands for the values of its ops."""
+    """Write a loop before its first op, and record in `results` the replacements of its ops' values."""
     first = loop.ops[0].node
     for node in loop.between:  # ops behind them may read them
         first.prepend(node)

@@ -49,7 +49,7 @@ class HostWriter:
         return node
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> fx.Node:
-        """Insert an allocation: what it holds, nobody has written."""
+        """Insert an allocation: its contents are uninitialised."""
         return self.call("aten::empty.memory_format", list(shape), dtype=dtype)
 
     def communicate(self, op: str, *args: Any, **kwargs: Any) -> fx.Node:

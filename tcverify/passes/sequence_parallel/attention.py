@@ -54,7 +54,7 @@ class AttentionGuards:
 def move_projection(node: fx.Node, op: str, plan: MovePlan, facts: Placements, guards: Guards) -> Move | None:
     """Let the projection behind attention move that the sum `node` adds to a local residual, and return the move of the addend.
 
-    None where there is no such projection, or one that cannot move.
+    None if there is no such projection, or it cannot move.
     """
     given = named_arguments(node)
     names = ADDENDS[op]

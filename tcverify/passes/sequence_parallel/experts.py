@@ -1,6 +1,6 @@
 """P4: a mixture of experts works on this rank's tokens.
 
-Whatever treats each token by itself can read a shard where it reads all tokens: the gate, the choice of experts, a shared
+An op that treats tokens independently can read a shard in place of all tokens: the gate, the choice of experts, a shared
 expert. Routing orders the tokens at hand by expert, so on a shard it makes other rows than a part of all rows: they can be
 multiplied, row by row, by the matrix of their expert, and put back by the choices that they were routed by, and are good for
 nothing else. No weight may differ between the ranks, or the tokens of a rank would not meet those of the others; and nothing may
@@ -75,7 +75,7 @@ class ExpertGuards:
         return same and tokens.shard == choices.shard and choices.stage == "tokens"
 
     def beside_allows(self, operand: Any, result: tuple[int, ...], shard: Shard, facts: Placements) -> bool:
-        """Whether an operand that does not move can stand beside tokens: a number, or equal on all members and without tokens.
+        """Whether an operand that does not move can be combined with tokens: a number, or equal on all members, without tokens.
 
         Args:
             result: the shape of the result, whose division is `shard`.
@@ -190,7 +190,7 @@ def _elementwise(asked: _Asked) -> Move | None:
 
 
 def _adds_nothing_else(asked: _Asked, found: dict[str, Move]) -> bool:
-    """Whether an elementwise op is no residual sum, which is P3's, and has no arguments that could differ between ranks."""
+    """Whether an elementwise op is not a residual sum, which P3 handles, and has no arguments that could differ between ranks."""
     if asked.op == ADD and not any(move.stage in STAGES for move in found.values()):
         return False
     if asked.op == ADD and any(move.stage in ("residual", "added", "normed") for move in found.values()):

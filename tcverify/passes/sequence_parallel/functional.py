@@ -1,15 +1,15 @@
 """Sequence parallelism on c10d's functional collectives: when it may rewrite at all, and what it puts into the graph.
 
 A rewrite replaces what every member of a group does, so all members must rewrite, and alike. A pass sees one rank's graph; what
-it may rely on is written beside it (`gm.meta`): the rank, the ranks of the groups in order, the groups whose members run the same
-graph up to numbers ("alike"), and the calls whose numbers are the same on all of them ("same_numbers"). Where these are missing,
-as in a compiler that does not say them, nothing is rewritten. Nor where some group holds ranks of other graphs, for then a wait
-that is new may close a circle through it; nor where ranks meet by number, which may do so at different nodes of one graph.
+it may rely on is in the metadata of its module (`gm.meta`): the rank, the ranks of the groups in order, the groups whose members
+run the same graph up to numbers ("alike"), and the calls whose numbers are the same on all of them ("same_numbers"). If these are
+missing, as in a compiler that does not provide them, nothing is rewritten. Nor where some group holds ranks of other graphs, for
+then a new wait may close a cycle through it; nor where ranks meet by number, which may happen at different nodes of one graph.
 
 Where all ranks run one graph, each blocks at a node on nodes that stand no later, so no wait that is put into all of them at one
 place can close a circle. All starts keep their order: a reduce_scatter starts behind the all_reduce that it stands for, on the
 same group, and is waited for where that was waited for first, so its operand is read no longer than before. A gather is waited
-for at once: passes that move communication find out what can be done meanwhile.
+for at once: passes that move communication decide what to overlap it with.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tcverify.passes.sequence_parallel.layout import (
 )
 from tcverify.passes.sequence_parallel.moves import Rewriting
 
-#: What computes and never communicates, whatever it means.
+#: Ops that compute and never communicate, whatever their meaning.
 _LOCAL = frozenset({"aten", "prims", "python"})
 
 
@@ -50,7 +50,7 @@ class CollectiveFacts:
         rank: this rank.
         groups: by name, the ranks in order, this one among them. Empty: nothing may be rewritten.
         same_numbers: names of the calls whose numbers are the same on all ranks.
-        same_dims: names of those in which dims are, whatever the dialect; None: nobody says.
+        same_dims: names of those in which dims are, whatever the dialect; None: unknown.
     """
 
     rank: int = -1
@@ -60,7 +60,7 @@ class CollectiveFacts:
 
 
 def read_collective_facts(graph: fx.Graph) -> CollectiveFacts:
-    """Read what is said of a graph beside it."""
+    """Read the facts about a graph in the module's metadata."""
     meta: Mapping[str, Any] = getattr(graph.owning_module, "meta", {})
     rank, groups, numbers = meta.get("rank"), meta.get("groups"), meta.get("same_numbers")
     unknown = CollectiveFacts(same_dims=numbers)
@@ -84,7 +84,7 @@ def _meets_by_number(node: fx.Node) -> bool:
     if node.op != "call_function":
         return True
     if isinstance(node.target, torch._ops.OpOverloadPacket):
-        return True  # which of its overloads is meant, nobody says
+        return True  # which of its overloads is meant is unknown
     op = lookup(node.target)
     if op.run is None:
         return op.name.split("::")[0] not in _LOCAL
@@ -115,7 +115,7 @@ class RowRewriting(ABC):
         return rows
 
     def sums(self, reduce_op: str) -> bool:
-        """Whether a reduction may move behind the scatter: of sums alone the pass is sure to be asked for."""
+        """Whether a reduction may move behind the scatter: only sums are certain to be requested."""
         return reduce_op == "sum"
 
     @abstractmethod
@@ -233,7 +233,7 @@ class RowRewriting(ABC):
         """Insert the gather of blocks of rows, its wait, and the view that gives it the shape that it had.
 
         Args:
-            whole: the metadata of the value on all tokens. What is inserted stands for it, and shares its storage.
+            whole: the metadata of the value on all tokens. The inserted nodes replace it, and share its storage.
         """
         shard, node = move.shard, move.node
         assert isinstance(shard, Rows)
@@ -253,7 +253,7 @@ class RowRewriting(ABC):
     # ---------------------------------------------------------------------------------------------------------- erasing
 
     def erase_waits(self, state: Rewriting) -> list[fx.Node]:
-        """Erase the waits for all_reduces and gathers that nobody reads any more, after the views and casts that nobody reads.
+        """Erase the waits for all_reduces and gathers that are unused now, after the unused views and casts.
 
         One that is read keeps all: it may be the last of several, and what the start reads may be written into behind the first.
 

@@ -1,4 +1,4 @@
-"""What sequence parallelism looks at: its ops, shards, and how dims of a value relate to dims of what is made of it.
+"""Vocabulary of sequence parallelism: its ops, shards, and how dims of a value relate to dims of values computed from it.
 
 tensor_cast's collectives take a dim, and tokens are the second dim from the right in every layout: [S, H], [B, S, H] and the
 rank-reduced forms of one batch. c10d's work on dim 0 alone, so there the tokens of all batches count as the rows of one matrix
@@ -44,7 +44,7 @@ ADD, RMS_NORM, ADD_RMS_NORM, ADD_RMS_NORM2 = (
     "tensor_cast::add_rms_norm",
     "tensor_cast::add_rms_norm2",
 )
-#: The ops that move to the shard, and their addends in the order in which they are looked at.
+#: The ops that move to the shard, and their addends in the order in which they are tried.
 ADDENDS = {
     ADD: ("self", "other"),
     RMS_NORM: ("x",),
@@ -135,10 +135,10 @@ class Norm:
     """A norm over the last dim that is one op of aten, or made of several.
 
     Attributes:
-        node: what it makes: the normed value, or a tuple.
-        source: what it norms.
+        node: its result: the normed value, or a tuple.
+        source: its operand.
         weights: what it multiplies by, or adds, per element of the last dim.
-        nodes: all its ops, in the order of the graph; nobody else reads what those before the last make.
+        nodes: all its ops, in graph order; the results of those before the last have no other readers.
         items: of a tuple, the stages of its items; see `Move`.
     """
 
@@ -157,7 +157,7 @@ Stage: TypeAlias = Literal[
 
 @dataclass(slots=True)
 class Move:
-    """A value that this rank can have as its shard alone.
+    """A value of which this rank can have only its shard.
 
     Attributes:
         node: the value on all tokens.
@@ -168,9 +168,9 @@ class Move:
             `experts` and `attention`.
         source: the operand whose shard it is computed from; None for an all_reduce.
         operand: the name of that argument.
-        other: the other addend, where there is one.
+        other: the other addend, if there is one.
         slot: the name of that argument.
-        local: whether the other addend is taken as the shard that is there anyway, and not sliced.
+        local: whether the other addend is used as an existing shard, and not sliced.
         pattern: the pattern that this move completes, if any: "P1" to "P5".
         items: of a tuple, the stages of its items; that of a number per row is "statistic".
         norm: what else belongs to a norm that is made of aten's ops.

@@ -66,7 +66,7 @@ class Guards(Protocol):
         ...
 
     def beside_allows(self, operand: Any, result: tuple[int, ...], shard: Shard, facts: Placements) -> bool:
-        """Whether an operand that does not move can stand beside tokens that do."""
+        """Whether an operand that does not move can be combined with tokens that do."""
         ...
 
     def reduced_dims_allow(self, dims: Sequence[int], shard: Shard) -> bool:

@@ -1,4 +1,4 @@
-"""Sequence parallelism: what follows an all_reduce works on this rank's tokens only, up to where all tokens are needed.
+"""Sequence parallelism: what follows an all_reduce works only on this rank's tokens, up to where all tokens are needed.
 
 A chain is an all_reduce, seen through region markers and views that keep the chunks of the tokens together.
 
@@ -12,7 +12,7 @@ P5: attention that all ranks compute in full is sliced before a replicated proje
     is local; see `attention`.
 
 A residual is taken as the shard that P1 to P3 left of it, else as the part that it was gathered from, else sliced at this rank's
-position. It stays local from layer to layer: `plan` looks at the whole graph before anything is rewritten.
+position. It stays local from layer to layer: `plan` analyses the whole graph before anything is rewritten.
 
 Placements decide, never shapes. The precondition is that of `placements`: the ranks run one graph up to rank constants. Then
 all members of a group take the same decision, and what is inserted stands at the same place of the program on each.
@@ -101,7 +101,7 @@ class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):
     # -------------------------------------------------------------------------------------------------------- guards
 
     def facts_beside(self, graph: fx.Graph) -> CollectiveFacts:
-        """What is said of the ranks and groups beside the graph."""
+        """Facts about ranks and groups in the graph's metadata."""
         return read_collective_facts(graph)
 
     def placements(self, graph: fx.Graph) -> Placements:
@@ -262,9 +262,9 @@ class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):
         return chunk * shard.position
 
     def is_gathered(self, state: Rewriting, move: Move) -> bool:
-        """Whether a value that has moved is gathered: where someone reads it on all tokens.
+        """Whether a value that has moved is gathered: if it has a reader that needs all tokens.
 
-        A single norm that nobody reads is gathered too: an unused collective is one that other ranks may wait for.
+        A single unused norm is gathered too: an unused collective is one that other ranks may wait for.
         """
         if move.op in MARKERS or move.items or move.stage == PROJECTED:
             return False
@@ -306,7 +306,7 @@ class SequenceParallel(RowRewriting, ExpertGuards, AttentionGuards, Pass):
 
         def reads_in_full(user: fx.Node) -> bool:
             move = state.plan.moves.get(user)
-            copied = user in state.plan.full and move is not None and not move.in_place  # it stays, beside its shard
+            copied = user in state.plan.full and move is not None and not move.in_place  # it stays, with its shard
             return (
                 user is not gathered
                 and user not in state.gathering

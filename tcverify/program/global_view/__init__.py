@@ -1,1 +1,1 @@
-"""Programs of whole tensors with layouts, from which the graph of each rank follows."""
+"""Programs of whole tensors with layouts, from which the graph of each rank is derived."""

@@ -1,4 +1,4 @@
-"""Builds programs whose tensors carry layouts: written once, for all ranks, and run by each rank in as far as it takes part."""
+"""Builds programs whose tensors carry layouts: written once for all ranks; each rank runs the ops in which it takes part."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Placed:
 
     Attributes:
         shape: of the whole.
-        nodes: by rank of its mesh, what stands for the rank's part.
+        nodes: by rank of its mesh, the node of the rank's part.
     """
 
     shape: tuple[int, ...]
@@ -46,7 +46,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One op on all the ranks that take part."""
+    """One op on all participating ranks."""
 
     name: str
     operands: list[Placed]
@@ -57,8 +57,8 @@ class _Call:
 class PlacedBuilder:
     """Builds a program of several ranks from ops on whole tensors.
 
-    Each rank's graph contains only the ops in which the rank takes part. Nodes that stand for parts of one tensor have the same
-    name on all ranks. `meta["layout"]` of inputs and local ops says how their values lie; `set` and `reduce` say it themselves.
+    Each rank's graph contains only the ops in which the rank takes part. Nodes for parts of one tensor have the same name on
+    all ranks. `meta["layout"]` of inputs and local ops gives their layouts; `set` and `reduce` have theirs as arguments.
 
     Example:
         >>> b = PlacedBuilder(4)
@@ -93,7 +93,7 @@ class PlacedBuilder:
             shape: of the whole.
 
         Raises:
-            ProgramError: it cannot lie so, or is added too late.
+            ProgramError: the layout is impossible, or the input is added too late.
         """
         layout = self._layout(layout)
         if any(spec.name == name for spec in self._inputs):
@@ -124,12 +124,13 @@ class PlacedBuilder:
 
         Args:
             args, kwargs: with `Placed` for tensors.
-            layout: of the result, on the same mesh; by default that of the first operand. What the op does to the parts must do
-                this to the whole.
-            stream_axis: dim of the result whose parts may be computed on streams of their own.
+            layout: of the result, on the same mesh; by default that of the first operand. Applying the op to the parts must be
+                equivalent to applying it to the whole.
+            stream_axis: dim of the result whose parts may be computed on separate streams.
 
         Raises:
-            ProgramError: operands on different meshes, or none; several results; a result that cannot lie so, or has no such dim.
+            ProgramError: operands on different meshes, or none; several results; a result for which the layout is impossible, or
+                without such a dim.
             ShapeError: the parts do not fit together.
         """
         operands = leaves((args, kwargs), Placed)
@@ -158,19 +159,20 @@ class PlacedBuilder:
         return Placed(result.global_shape(spec.shape), spec.dtype, result, nodes)
 
     def set(self, x: Placed, layout: Layout | str, *, stream_axis: int | None = None) -> Placed:
-        """Bring a tensor into another layout. Raises `ProgramError` where it cannot lie so."""
+        """Convert a tensor to another layout. Raises `ProgramError` if the layout is impossible."""
         made = Resharding(x.layout, self._layout(layout), x.shape)
         return self._reshard(made, x, SET, (), stream_axis)
 
     def reduce(
         self, x: Placed, dim: int, layout: Layout | str, reduce_op: ReduceOp = "sum", *, stream_axis: int | None = None
     ) -> Placed:
-        """Reduce a tensor over a dim, and bring the result into a layout. Raises as `set` does."""
+        """Reduce a tensor over a dim, and convert the result to a layout. Raises as `set` does."""
         made = Resharding(x.layout, self._layout(layout), x.shape, dim, reduce_op)
         return self._reshard(made, x, REDUCE, (dim, reduce_op), stream_axis)
 
     def build(self, *outputs: Placed, seed: int = 0, labels: Sequence[str] = ()) -> Program:
-        """Return the program. Every rank returns its parts of the outputs; what no output and no other rank needs is dropped.
+        """Return the program. Every rank returns its parts of the outputs; ops that no output and no other rank needs are
+        dropped.
 
         Raises:
             ProgramError: it has been built already.
@@ -202,7 +204,7 @@ class PlacedBuilder:
             node = call.nodes[rank] = self._add(rank, call.name, op, args, {})
             if rank in made.target.mesh:
                 nodes[rank] = node
-            if stream_axis is not None:  # of the whole result: ranks that only give take the same number of steps
+            if stream_axis is not None:  # of the whole result: ranks that only contribute take the same number of steps
                 node.meta["stream_axis"] = stream_axis
         return Placed(made.result_shape, x.dtype, made.target, nodes)
 
@@ -210,7 +212,7 @@ class PlacedBuilder:
         stem = op.split("::")[1].split(".")[0]
         first = 1 if stem in vars(builtins) else 0  # FX numbers such names from 1
         number = self._names.get(stem, first - 1) + 1
-        taken = {spec.name for spec in self._inputs}  # on whatever rank
+        taken = {spec.name for spec in self._inputs}  # on any rank
         while (name := f"{stem}_{number}" if number else stem) in taken:
             number += 1
         self._names[stem] = number
@@ -239,7 +241,7 @@ class PlacedBuilder:
         return node
 
     def _drop_dead(self, outputs: Sequence[Placed]) -> None:
-        """Drop what nobody needs, on all ranks alike."""
+        """Drop unused ops, on all ranks alike."""
         live = {node for placed in outputs for node in placed.nodes.values()}
         for call in reversed(self._calls):
             if call.writes or not live.isdisjoint(call.nodes.values()):
@@ -255,7 +257,7 @@ class PlacedBuilder:
         return found
 
     def _mesh_dims(self, mesh: DeviceMesh) -> list[MeshDim]:
-        """Mesh dims of the program, one for each of a device mesh; ranks outside stand alone."""
+        """Mesh dims of the program, one for each device mesh; ranks outside of it form groups of one."""
         if mesh not in self._dims:
             number = sum(len(dims) for dims in self._dims.values())
             alone = tuple((rank,) for rank in range(self.world_size) if rank not in mesh)

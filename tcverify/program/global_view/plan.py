@@ -1,6 +1,6 @@
-"""Programs whose tensors carry layouts, as data: what is to be called on whole tensors, before there are graphs.
+"""Programs whose tensors carry layouts, as data: the calls on whole tensors, before there are graphs.
 
-A plan is what strategies draw and what the reducer edits; `PlacedPlan.build` makes the graphs of all ranks of it.
+Strategies draw plans and the reducer edits them; `PlacedPlan.build` builds the graphs of all ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PLAIN = Recipe()
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Stands in arguments for the tensor of this name."""
+    """Placeholder in arguments for the tensor of this name."""
 
     name: str
 
@@ -45,10 +45,10 @@ class PlacedStep:
     """One op on whole tensors.
 
     Attributes:
-        name: of the result, in the plan alone.
+        name: of the result, within the plan.
         args: with `Use` for tensors; of `set` the operand, of `reduce` operand, dim and reduction.
         layout: of the result.
-        stream_axis: dim of the result whose parts may be computed on streams of their own.
+        stream_axis: dim of the result whose parts may be computed on separate streams.
     """
 
     name: str
@@ -74,7 +74,7 @@ class PlacedStep:
         return schema is not None and schema.is_mutable
 
     def reading(self, others: dict[str, str]) -> PlacedStep:
-        """The step that reads others in place of those tensors."""
+        """The step with other tensors in place of its operands."""
 
         def leaf(value: Any) -> Any:
             return Use(others[value.name]) if isinstance(value, Use) and value.name in others else value
@@ -88,7 +88,7 @@ class PlacedPlan:
     """A program.
 
     Attributes:
-        outputs: names of what every rank returns its parts of.
+        outputs: names of the tensors of which every rank returns its parts.
     """
 
     world_size: int
@@ -99,7 +99,7 @@ class PlacedPlan:
     labels: tuple[str, ...] = ()
 
     def live(self) -> PlacedPlan:
-        """The plan without what no output needs, inputs included. Ops that write into their operands are kept."""
+        """The plan without steps and inputs that no output needs. Ops that write into their operands are kept."""
         needed = set(self.outputs)
         for step in reversed(self.steps):
             if step.name in needed or step.writes:

@@ -1,4 +1,4 @@
-"""What a box of the drawing says: a node, or a stretch of nodes that are left out, in words that fit."""
+"""The text of a box of the drawing: a node, or a run of omitted nodes, shortened to fit."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _SHORT = {
     "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "bool",
 }  # fmt: skip
 
-#: Widths of characters, in pixels: of what a box says in its fixed font, and of its note.
+#: Widths of characters, in pixels: in the fixed-width text of a box, and in its note.
 CHARACTER = 7.4
 NAME_CHARACTER = 6.7
 NOTE_CHARACTER = 5.6
 
-#: The mark's sign stands at the right of the op.
+#: The sign of the mark is to the right of the op.
 SIGN_ROOM = 20
 
 
-#: What a vertex stands for; a gap stands for rows that are left out.
+#: Kinds of vertices; a gap represents omitted rows.
 VertexKind: TypeAlias = Literal["call", "input", "return", "gap"]
 
 #: One of the two graphs: before ("b") or after ("a") the pass.
@@ -38,7 +38,7 @@ SideKey: TypeAlias = Literal["b", "a"]
 
 @dataclass(slots=True)
 class Vertex:
-    """A row, or a stretch of rows that are left out.
+    """A row, or a run of omitted rows.
 
     Attributes:
         kind: "call", "input", "return" or "gap".
@@ -53,11 +53,11 @@ class Vertex:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What a box says.
+    """The text of a box.
 
     Attributes:
         op, name, note: its lines.
-        note_kind: "wrong" or "sound" where the note is about its value, else "".
+        note_kind: "wrong" or "sound" if the note is about its value, else "".
         title: everything about it, in one line.
     """
 
@@ -79,10 +79,10 @@ def any_node(row: Row) -> fx.Node:
 
 
 def gap_text(vertex: Vertex, side: SideKey, alone: bool) -> Text:
-    """What stands for nodes that are not drawn.
+    """The text for nodes that are not drawn.
 
     Args:
-        alone: whether there is no other graph that they could differ from.
+        alone: whether there is no other graph to compare with.
     """
     changed = sum(row.mark != "same" for row in vertex.rows)
     own = plural(
@@ -97,7 +97,7 @@ def box_text(
     relation: Relation | None,
     placements: Mapping[str, str],
 ) -> Text:
-    """What a box says about a node.
+    """The text of the box of a node.
 
     Args:
         width: of the box, in pixels.
@@ -132,7 +132,7 @@ def placement_texts(program: Program) -> dict[str, str]:
 
 
 def short_value(node: fx.Node) -> str:
-    """Dtype and shape of what a node returns, short: "f32[4, 8]"."""
+    """Dtype and shape of a node's result, short: "f32[4, 8]"."""
 
     def one(value: object) -> str:
         if isinstance(value, TensorSpec):
@@ -146,7 +146,7 @@ def short_value(node: fx.Node) -> str:
 
 
 def edge_mark(vertices: Sequence[Vertex], source: int, target: int) -> Mark:
-    """The mark of an edge: that of the end that only one graph has."""
+    """The mark of an edge: that of the end that is in only one graph."""
     marks = {row.mark for i in (source, target) for row in vertices[i].rows}
     shown: tuple[Mark, ...] = ("removed", "inserted", "moved")
     return "same" if marks <= {"same", "changed"} else next(m for m in shown if m in marks)

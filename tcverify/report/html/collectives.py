@@ -12,8 +12,8 @@ from tcverify.ops import Collective, mismatch
 from tcverify.report.html.values import ranks_text
 from tcverify.report.sanitize import plural, sanitize
 
-#: Most ranks that are told apart in tables, most columns of collectives and ranks that are looked at for them, and most
-#: rows, of which so many stand above the first difference.
+#: Most ranks listed separately in tables, most columns of collectives and ranks examined for them, and most
+#: rows, this many of them above the first difference.
 MAX_RANKS = 16
 MAX_COLUMNS = 16
 MAX_LOOKED_AT = 256
@@ -27,10 +27,10 @@ class Cell:
 
     Attributes:
         state: "" for a collective that completed, "waits", "mismatch", "ended" or "raised".
-        head: the kind of collective, or the end in words.
+        head: the kind of collective, or how the rank ended.
         group: the ordered communicator.
         detail: what it contributes.
-        node: that makes the call.
+        node: the node of the call.
     """
 
     state: str
@@ -42,13 +42,14 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTimeline:
-    """The collectives of one version. A row holds what completes together; the last rows hold what never does.
+    """The collectives of one version. A row contains calls that complete together; the last rows contain calls that
+    never complete.
 
     Attributes:
-        columns: the ranks of each column: they do the same throughout.
-        rows: per row its number, the cells by column, None where a rank takes no part, and whether the other version has
-            another row there.
-        omitted: what is left out, in words.
+        columns: the ranks of each column, which make the same calls.
+        rows: per row its number, the cells by column, None if a rank takes no part, and whether the row differs in the
+            other version.
+        omitted: what is omitted, in words.
     """
 
     caption: str
@@ -62,10 +63,10 @@ class CollectiveTimeline:
 
 
 def timelines(before: Run | None, after: Run | None, first: Iterable[int] = ()) -> tuple[CollectiveTimeline, ...]:
-    """Arrange the collectives of both versions, as far as they ran. Of long ones, the rows around the first difference.
+    """Arrange the collectives of both versions, as far as they ran. Of long sequences, the rows around the first difference.
 
     Args:
-        first: ranks that have a column, however many ranks there are.
+        first: ranks that always get a column.
     """
     wanted = list(first)
     runs = [
@@ -83,7 +84,7 @@ _Rows = list[tuple[str, dict[int, "Cell | None"]]]
 
 
 def _table(run: Run, first: Sequence[int]) -> tuple[list[int], _Rows]:
-    """The ranks that are looked at, and all rows, with the cells by rank."""
+    """The examined ranks, and all rows, with the cells by rank."""
     world_size = len(run.ranks)
     ranks = sorted(list(dict.fromkeys([*first, *range(min(world_size, MAX_LOOKED_AT))]))[:MAX_LOOKED_AT])
     steps, stuck = _match(run)
@@ -104,7 +105,7 @@ def _same_ends(tables: Sequence[_Rows]) -> tuple[int, int]:
     if whole == [
         [(c.head, c.group, c.detail, c.state) if c else None for c in cells.values()] for _, cells in tables[1]
     ]:
-        return len(whole), 0  # whatever the nodes are called
+        return len(whole), 0  # whatever the names of nodes are
     pairs = list(zip(*tables, strict=False))
     head = next((i for i, (a, b) in enumerate(pairs) if a[1] != b[1]), len(pairs))
     backwards = list(zip(reversed(tables[0][head:]), reversed(tables[1][head:]), strict=False))
@@ -139,7 +140,7 @@ def _arrange(run: Run, caption: str, ranks: Sequence[int], rows: _Rows, same: tu
 
 
 def _match(run: Run) -> tuple[list[dict[int, CollectiveCall]], dict[int, CollectiveCall]]:
-    """Replay the calls: what completes together, step by step, and the calls that never complete, by rank."""
+    """Replay the calls: which complete together, step by step, and which never complete, by rank."""
     queues = {result.rank: deque(result.calls) for result in run.ranks}
     steps: list[dict[int, CollectiveCall]] = []
     candidates = set(queues)
@@ -168,7 +169,7 @@ def _meeting(
 
     Args:
         free: ranks that may take part.
-        depth: how many calls of each queue are looked at.
+        depth: how many calls of each queue are examined.
     """
     found: dict[int, CollectiveCall] = {}
     for member in call.collective.communicator:
@@ -191,7 +192,7 @@ def _cell(call: CollectiveCall | None, state: str) -> Cell | None:
 
 
 def contribution(collective: Collective) -> str:
-    """What a rank brings to a collective. The dtype is left out: in lockstep it is that of the number domain."""
+    """What a rank contributes to a collective. The dtype is omitted: in lockstep it is that of the number domain."""
     parts = [str(list(collective.shape))]
     made = collective.resharding
     if made is not None:

@@ -20,7 +20,7 @@ REPORT_NAME = "report.html"
 
 
 def to_html(case: Counterexample, path: Path | None) -> str:
-    """Return the page of a counterexample. What others wrote is escaped, and the page allows no script but its own.
+    """Return the page of a counterexample. Foreign text is escaped, and the page allows only its own script.
 
     Args:
         path: its file, for the commands that reproduce it; None leaves them out.
@@ -31,7 +31,7 @@ def to_html(case: Counterexample, path: Path | None) -> str:
 
 
 def render(name: str, styles: Sequence[str] = ("report.css", "gallery.css"), **values: object) -> str:
-    """Return a page made from a template, with its styles and the one script that it allows."""
+    """Return a page made from a template, with its styles and the only script that it allows."""
     script = _asset("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     style = "\n".join(map(_asset, styles))
@@ -56,7 +56,7 @@ def _asset(name: str) -> str:
 
 
 class HtmlReport(FileReport):
-    """Writes report.html beside every counterexample; see `FileReport`."""
+    """Writes report.html next to every counterexample; see `FileReport`."""
 
     name = REPORT_NAME
     announcement = "HTML report:  {}"

@@ -1,5 +1,5 @@
-"""The drawings of a page: the graph of the rank that shows the finding, before ⇒ after; where ranks disagree and run
-different graphs, also two of these."""
+"""The drawings of a page: the graph of the rank that shows the finding, before ⇒ after; if ranks disagree and run
+different graphs, also the graphs of two such ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tcverify.report.html.values import Runs
 
 @dataclass(frozen=True, slots=True)
 class DrawingSheet:
-    """A drawing under its heading, and what is known of its nodes."""
+    """A drawing with its heading, and details of its nodes."""
 
     heading: str
     drawing: Drawing
@@ -28,7 +28,7 @@ def make_sheets(case: Counterexample, diagnosis: Diagnosis, ranks: Sequence[int]
     """Draw the graphs of a counterexample.
 
     Args:
-        ranks: whose values are shown, the most telling first.
+        ranks: whose values are shown, most informative first.
     """
     rank, program, rewritten = diagnosis.rank, case.program, case.rewritten
     if len(program.graphs[program.ranks[rank].graph].nodes) <= 1:
@@ -56,7 +56,7 @@ def make_sheets(case: Counterexample, diagnosis: Diagnosis, ranks: Sequence[int]
 
 
 def _against(rewritten: Program, one: tuple[int, str], other: tuple[int, str]) -> DrawingSheet:
-    """The graphs of two ranks, each with the node where it disagrees."""
+    """The graphs of two ranks, each with the node at which it disagrees."""
     signs: dict[Mark, str] = {
         **SIGNS,
         "removed": f"− rank {one[0]} only",
@@ -72,7 +72,7 @@ def _against(rewritten: Program, one: tuple[int, str], other: tuple[int, str]) -
 
 
 def _disagreeing(rewritten: Program, diagnosis: Diagnosis) -> tuple[tuple[int, str], tuple[int, str]] | None:
-    """Two ranks that disagree or wait for each other in different graphs, each with the node where it does."""
+    """Two ranks that disagree or wait for each other in different graphs, each with that node."""
     after = diagnosis.after
     if after is None:
         return None

@@ -1,4 +1,4 @@
-"""What was expected and what was computed instead, in as few rows as the kind of finding allows; ranks that agree share one."""
+"""Expected and actual values, in as few rows as the kind of finding allows; ranks that agree share a row."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tcverify.report.html.collectives import contribution
 from tcverify.report.html.values import ranks_text
 from tcverify.report.sanitize import sanitize
 
-#: Rows that are shown.
+#: Number of rows that are shown.
 MAX_CONTRASTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """What was expected and what was computed, on some ranks.
+    """Expected and actual values on some ranks.
 
     Attributes:
         where: the ranks, in words.
-        what: of their results; "" where the other columns say it.
-        difference: in words; "" where there is no number.
+        what: which result it is; "" if the other columns say it.
+        difference: in words; "" if it is not a number.
     """
 
     where: str
@@ -34,7 +34,7 @@ class Contrast:
 
 
 def make_contrasts(case: Counterexample, diagnosis: Diagnosis) -> tuple[tuple[Contrast, ...], int]:
-    """Return the contrasts that are shown, and how many are not."""
+    """Return the rows that are shown, and how many are not."""
     found: dict[Contrast, list[int]] = {}
     rows = _rows(case, diagnosis)
     for rank, contrast in rows:
@@ -47,7 +47,7 @@ def make_contrasts(case: Counterexample, diagnosis: Diagnosis) -> tuple[tuple[Co
 
 
 def _rows(case: Counterexample, diagnosis: Diagnosis) -> Sequence[tuple[int, Contrast]]:
-    """A row per rank, its `where` left open unless it is about all ranks."""
+    """A row per rank, with `where` left open unless the row is about all ranks."""
     finding, after = case.finding, diagnosis.after
     if case.values:
         return [(v.rank, _value(v, case.finding.domain)) for v in case.values]
@@ -70,7 +70,7 @@ def _rows(case: Counterexample, diagnosis: Diagnosis) -> Sequence[tuple[int, Con
 
 
 def _value(value: RankValue, domain: str) -> Contrast:
-    """One rank's largest difference. That of two residues says nothing: they differ, or they do not."""
+    """One rank's largest difference. The difference of two residues has no meaning: they are equal or not."""
     difference = abs(value.actual - value.expected)
     residues = domain == "exact" and value.actual.is_integer() and value.expected.is_integer()
     text = "" if residues else f"{difference:.3g}"

@@ -1,7 +1,7 @@
-"""Folds of a drawing: stretches of layers, far from what changed, that stand for one until they are opened.
+"""Folds of a drawing: runs of layers, far from what changed, that are shown as one until they are opened.
 
 Every layer of the drawing gets a slot from the top. A closed fold is one slot, whatever it holds; an open one has a slot for
-its handle above those of its layers. The page's script does the same when a fold is opened or closed.
+its handle above those of its layers. The page's script computes the same when a fold is opened or closed.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from tcverify.report.html.layout import ItemPlace, LayoutEdge
 
-#: Sizes in pixels: a box, what lies between two layers, and the space above the first.
+#: Sizes in pixels: a box, the space between two layers, and the space above the first.
 BOX_HEIGHT = 52
 LAYER_GAP = 34
 TOP = 34
 
-#: Layers that a fold replaces at least: one would save nothing.
+#: Least number of layers that a fold replaces: one would save nothing.
 MIN_LAYERS = 2
 
 
@@ -29,7 +29,7 @@ class Fold:
 
 
 def fold(layers: int, visible: Collection[int]) -> tuple[Fold, ...]:
-    """Return the longest stretches of layers none of which is to be visible.
+    """Return the longest runs of layers that need not be visible.
 
     Args:
         layers: their number.
@@ -48,7 +48,7 @@ def fold(layers: int, visible: Collection[int]) -> tuple[Fold, ...]:
 
 
 def slots(layers: int, folds: Iterable[Fold]) -> list[int]:
-    """Return the slot of every layer, all folds being closed."""
+    """Return the slot of every layer, with all folds closed."""
     inside = {layer for f in folds for layer in range(f.first + 1, f.last + 1)}
     found: list[int] = []
     for layer in range(layers):
@@ -62,7 +62,7 @@ def top(slot: int) -> int:
 
 
 def slack(right: float, boxes: Iterable[ItemPlace], edges: Iterable[LayoutEdge]) -> float:
-    """By how much the channels of a graph may move to the left, as long as only this is in sight, in pixels.
+    """How far the channels of a graph may move to the left, in pixels, as long as only this part is visible.
 
     Args:
         right: end of all boxes; channels are beyond it.
@@ -76,7 +76,7 @@ def path(edge: LayoutEdge, right: float, moved: float, source: int, target: int)
     """Return an edge as SVG path data: straight down on its way, bent in the space between two layers.
 
     Args:
-        right, moved: channels are beyond `right`, and are moved to the left by so much.
+        right, moved: channels are beyond `right`, and are moved to the left by `moved`.
         source, target: the slots of its ends.
     """
     start, end = edge.start, edge.end
@@ -96,7 +96,7 @@ def _bend(x: float, y: int, to_x: float, to_y: int) -> str:
 
 
 def hidden_edges(edges: Sequence[LayoutEdge], places: Sequence[ItemPlace], folds: Sequence[Fold]) -> set[int]:
-    """Numbers of the edges that a closed fold swallows: those inside it, and all but one from the same source into it."""
+    """Numbers of the edges that a closed fold hides: those inside it, and all but one from the same source into it."""
     where = {layer: i for i, f in enumerate(folds) for layer in range(f.first, f.last + 1)}
     hidden = set()
     known: set[tuple[int, int]] = set()

@@ -1,4 +1,4 @@
-"""A page of several counterexamples: what can go wrong in passes, class by class, each with its graph and the bad node."""
+"""A page of several counterexamples: classes of defects of passes, each case with its graph and the bad node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tcverify.report.sanitize import plural, sanitize
 
 ABOUT_NAME = "about.json"
 
-#: Largest about.json that is read, in bytes.
+#: Size limit of about.json, in bytes.
 MAX_ABOUT = 1 << 16
 
 _KEYS: Mapping[str, type] = {"title": str, "class": str, "what": str, "planted": list, "seen_in": list}
@@ -28,12 +28,12 @@ _KEYS: Mapping[str, type] = {"title": str, "class": str, "what": str, "planted":
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a person says of a case, in the file about.json beside it.
+    """What a person says about a case, in the file about.json next to it.
 
     Attributes:
         title: of the defect.
         group: the class of defects that it belongs to.
-        what: one or two sentences on what goes wrong and where such a defect was seen.
+        what: one or two sentences on what fails and where such a defect was seen.
         planted: names of the nodes at which the defect was planted.
         seen_in: references to where it was seen.
     """
@@ -52,8 +52,8 @@ class Exhibit:
     Attributes:
         anchor: its id in the page.
         blamed: names of the nodes that the report blames: of the finding, and where values first diverge.
-        met: whether it blames a node at which the defect was planted; None where nobody said where it was.
-        report: address of its own page, relative to the folder of all; "" where there is none.
+        met: whether it blames a node at which the defect was planted; None if that is unknown.
+        report: address of its own page, relative to the common folder; "" if there is none.
     """
 
     anchor: str
@@ -114,10 +114,10 @@ def make_gallery(paths: Sequence[Path], folder: Path) -> Gallery:
 
 
 def read_about(folder: Path) -> About | None:
-    """Read what is said of the case in a folder; None where nothing is.
+    """Read what is said about the case in a folder; None if nothing is.
 
     Raises:
-        ProgramError: the file cannot be read, or is not as `About` says.
+        ProgramError: the file cannot be read, or does not match `About`.
     """
     path = folder / ABOUT_NAME
     if not path.exists():
@@ -191,7 +191,7 @@ def _exhibit(number: int, path: Path, folder: Path) -> Exhibit:
 
 
 def _untold(case: Counterexample) -> About:
-    """What can be said of a case of which nobody said anything."""
+    """A description of a case without about.json."""
     kind = sanitize(case.finding.kind)
     return About(f"{kind} in {sanitize(case.facts.name)}", kind, sanitize(case.finding.title))
 

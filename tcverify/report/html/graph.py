@@ -1,8 +1,7 @@
-"""Draws a program before ⇒ after as layers of boxes, both graphs on one grid: what the pass left alone stands at the same
-place in both.
+"""Draws a program before ⇒ after as layers of boxes, both graphs on one grid: unchanged nodes have the same position in both.
 
-Data only: the template turns it into SVG. Of long graphs, what is far from the difference is folded away, and of very long
-ones not drawn at all, so that the drawing is bounded whatever the graph.
+Data only: the template turns it into SVG. In long graphs, nodes far from the difference are folded; in very long ones
+they are not drawn at all, so that the size of the drawing is bounded.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from tcverify.report.html.order import stream_predecessors
 from tcverify.report.html.visibility import drawn_rows, make_vertices, shown_rows, visible_layers
 from tcverify.report.sanitize import plural
 
-#: Widest drawing that something stands beside, in pixels.
+#: Widest drawing that can have another one next to it, in pixels.
 MAX_BESIDE = 920.0
 
-#: Between the two graphs, in pixels.
+#: Space between the two graphs, in pixels.
 PANEL_GAP = 48.0
 
 
@@ -47,18 +46,18 @@ class Box:
         id: unique in the page.
         kind: "call", "input", "return" or "gap" (nodes that are not drawn).
         mark: see `Row`.
-        sign: the mark for those who see no colours.
+        sign: the mark as a symbol, independent of colours.
         x, y, width: in pixels, x from the left of its graph, while all folds are closed.
         layer: from the top.
-        away: whether a fold holds it.
-        op, name, note: what stands in it: op; name and shape; how its value relates to the original's, or the placement of
-            an input.
+        away: whether it is in a fold.
+        op, name, note: its text: op; name and shape; how its value relates to the original's, or the placement of an
+            input.
         note_kind: "wrong", "sound" or "".
         title: everything about it, in one line.
-        flag: "finding" where the finding says so, "diverges" where values first diverge, else "".
+        flag: "finding" if the finding is about it, "diverges" if values first diverge there, else "".
         operands: ids of boxes that it reads.
         twin: id of its counterpart in the other graph, or "".
-        row: number of the row that it stands for, None for a gap.
+        row: number of its row, None for a gap.
     """
 
     id: str
@@ -100,13 +99,13 @@ class EdgeLine:
 
 @dataclass(frozen=True, slots=True)
 class FoldMark:
-    """What stands for a closed fold in one graph.
+    """Represents a closed fold in one graph.
 
     Attributes:
         number: of the fold.
         first, last: its layers.
-        y: of the slot that it takes.
-        text: what it holds.
+        y: of its slot.
+        text: what it contains.
         note: what is wrong in it.
     """
 
@@ -126,7 +125,7 @@ class Panel:
 
     Attributes:
         x, width: in pixels, while all folds are closed.
-        right: where its boxes end when all are open; edges run in `channels` beyond it.
+        right: where its boxes end if all folds are open; edges run in `channels` beyond it.
     """
 
     caption: str
@@ -146,9 +145,9 @@ class Drawing:
     Attributes:
         bands: tops of the slots, to guide the eye from one graph to the other.
         summary: the difference in words.
-        folded: how many nodes are folded away, and `left_out` not drawn at all.
-        marks: that occur and what they are called, for the legend.
-        flags: that occur.
+        folded: number of folded nodes; `left_out` nodes are not drawn at all.
+        marks: marks that occur and their names, for the legend.
+        flags: flags that occur.
     """
 
     width: float
@@ -163,11 +162,11 @@ class Drawing:
 
     @property
     def wide(self) -> bool:
-        """Whether it leaves no room beside it."""
+        """Whether there is no room next to it."""
         return self.width > MAX_BESIDE
 
 
-#: The marks for those who see no colours.
+#: The marks as symbols, independent of colours.
 SIGNS: dict[Mark, str] = {
     "same": "",
     "removed": "− removed",
@@ -179,11 +178,11 @@ SIGNS: dict[Mark, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What is said about a drawing.
+    """The words of a drawing.
 
     Attributes:
         captions: of the graphs; one or two.
-        signs: what marks are called; see `SIGNS`.
+        signs: names of marks; see `SIGNS`.
         prefix: of the boxes' ids, unique in the page.
         flags: per graph ("b" or "a"), the flags of nodes by name.
     """
@@ -251,7 +250,7 @@ class _Scene:
     """What both graphs of a drawing share.
 
     Attributes:
-        numbers: of the row that a vertex stands for, None for a gap.
+        numbers: of a vertex's row, None for a gap.
         slots: by layer.
         operands: by graph and vertex.
         placements: of inputs, by name.
@@ -323,7 +322,7 @@ def _fold_marks(scene: _Scene, boxes: Sequence[Box], right: float) -> tuple[Fold
 def _operands(
     vertex: Vertex, side: SideKey, number: int, index: Mapping[tuple[SideKey, fx.Node], int]
 ) -> tuple[int, ...]:
-    """Numbers of the vertices that a vertex reads, each once, in the order of its arguments."""
+    """Numbers of the vertices that a vertex reads, each once, in argument order."""
     found: dict[int, None] = {}
     for row in vertex.rows:
         node = node_of(row, side)

@@ -1,4 +1,4 @@
-"""kernels.html: the patterns that passes know, as a run has found them, each drawn before ⇒ after. One self-contained file."""
+"""kernels.html: the patterns of passes that a run has found, each drawn before ⇒ after. One self-contained file."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from tcverify.system.files import write_atomically
 
 PAGE_NAME = "kernels.html"
 
-#: Kernels that a page draws; the smallest of each rewrite come first.
+#: Number of kernels that a page draws; the smallest of each rewrite come first.
 MOST_DRAWN = 60
 
-#: Kernels that the pass leaves alone, as text, for each pass and mesh.
+#: Number of kernels that the pass leaves unchanged, listed as text, per pass and mesh.
 MOST_LISTED = 40
 
 #: Lines of a listing.
@@ -41,9 +41,9 @@ class Plate:
 
     Attributes:
         anchor: its id in the page.
-        facts: where in the pass it was first, and its size.
-        listing: its graph, before ⇒ after; `left_out` further lines are not shown.
-        drawing: None where the pass leaves it alone, or makes of it what is no program.
+        facts: the code of the pass that it reached first, and its size.
+        listing: its graph, before ⇒ after; `left_out` lines are omitted.
+        drawing: None if the pass leaves it unchanged, or returns no valid program.
     """
 
     anchor: str
@@ -55,7 +55,7 @@ class Plate:
 
 @dataclass(frozen=True, slots=True)
 class RewriteGroup:
-    """A rewrite and the kernels that show it, the smallest first.
+    """A rewrite and the kernels that show it, smallest first.
 
     Attributes:
         words: the rewrite.
@@ -69,11 +69,11 @@ class RewriteGroup:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What was found of a pass on one mesh.
+    """The patterns found of a pass on one mesh.
 
     Attributes:
-        groups: rewrites; `left_out` further ones are not on the page.
-        alone: kernels that the pass leaves as they are; `alone_left_out` further ones are not on the page.
+        groups: rewrites; `left_out` more are omitted.
+        alone: kernels that the pass leaves unchanged; `alone_left_out` more are omitted.
     """
 
     anchor: str
@@ -94,12 +94,12 @@ class KernelPage:
 
 
 def to_kernel_page(finished: Sequence[CampaignFinished]) -> str:
-    """Return the page of the kernels that campaigns have found. What others wrote is escaped, as in `to_html`."""
+    """Return the page of the kernels that campaigns have found. Foreign text is escaped, as in `to_html`."""
     return render("kernels.html.j2", page=make_kernel_page(finished))
 
 
 def make_kernel_page(finished: Sequence[CampaignFinished]) -> KernelPage:
-    """Arrange the kernels of campaigns for the page: a section for each campaign that has found one which the pass changes."""
+    """Arrange the kernels of campaigns for the page: a section for each campaign with a kernel that the pass changes."""
     found = [
         (event, group_kernels(event.searched)) for event in finished if event.searched is not None and _shows(event)
     ]
@@ -132,7 +132,7 @@ def _section(number: int, event: CampaignFinished, found: Sequence[KernelPattern
     Args:
         shares: how many kernels of each pattern the page draws.
     """
-    assert event.searched is not None  # it shows something
+    assert event.searched is not None  # it shows a rewrite
     anchor = f"pass-{number + 1}"
     changed = [(pattern, share) for pattern, share in zip(found, shares, strict=True) if pattern.changed]
     alone = [kernel for pattern in found if not pattern.changed for kernel in pattern.kernels]
@@ -176,10 +176,10 @@ def _plate(anchor: str, kernel: KernelFound) -> Plate:
 
 
 class KernelReport:
-    """Subscribes to a run and writes kernels.html, anew after each campaign that has found a kernel which the pass changes.
+    """Subscribes to a run and writes kernels.html again after each campaign that has found a kernel which the pass changes.
 
     Args:
-        tell: is told in one line where the page is, at the end of the run, or why it cannot be written.
+        tell: called with one line at the end of the run: where the page is, or why it cannot be written.
     """
 
     def __init__(self, report_dir: Path, tell: Callable[[str], None]) -> None:

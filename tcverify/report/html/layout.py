@@ -1,7 +1,7 @@
 """Layered layout of one or two graphs on a common grid: layers by the longest path, lanes that keep chains straight.
 
 A grid column is half a box wide: an op takes two, an input one. Edges that would cross a box run in channels at the right.
-Heights are left open: what is drawn of the layers, and where, is decided when stretches are folded (see `folding`).
+Heights are not assigned here: folding decides which layers are drawn, and where (see `folding`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-#: Sizes in pixels: a grid column, the space between boxes, boxes, and what lies between two layers.
+#: Sizes in pixels: a grid column, the space between boxes, boxes, and the space between two layers.
 COLUMN = 104
 SPACE = 12
 CHANNEL = 11
@@ -19,13 +19,13 @@ MARGIN = 10
 
 @dataclass(frozen=True, slots=True)
 class LayoutItem:
-    """What is to be placed, in an order in which operands come first.
+    """An item to place, in an order in which operands come first.
 
     Attributes:
-        narrow: an input: one column wide, placed right above what reads it first.
-        sides: the graphs in which it stands.
+        narrow: whether it is an input: one column wide, placed right above its first reader.
+        sides: the graphs that contain it.
         operands: numbers of the items that it reads, by graph.
-        below: numbers of items that it is drawn below, though it may read nothing of them; in the column of the first.
+        below: numbers of items that it is drawn below even if it does not read them; in the column of the first.
     """
 
     narrow: bool
@@ -36,7 +36,7 @@ class LayoutItem:
 
 @dataclass(frozen=True, slots=True)
 class ItemPlace:
-    """Where an item stands: pixels from the left edge of its graph, its layer, and its grid column."""
+    """The position of an item: pixels from the left edge of its graph, its layer, and its grid column."""
 
     x: float
     width: float
@@ -49,7 +49,7 @@ class LayoutEdge:
     """From the bottom of an item to the top of another that reads it.
 
     Attributes:
-        start, way, end: pixels from the left: where it leaves, where it goes straight down, where it arrives.
+        start, way, end: pixels from the left: where it starts, where it goes straight down, where it ends.
     """
 
     source: int
@@ -72,7 +72,7 @@ class DrawingLayout:
 
 @dataclass(slots=True)
 class _Grid:
-    """Which columns of a layer are taken in which graph."""
+    """Which columns of a layer are occupied in which graph."""
 
     taken: dict[tuple[str, int], set[int]] = field(default_factory=dict)
     stacks: dict[tuple[str, int], list[int]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class _Grid:
             distance += 1
 
     def stack(self) -> None:
-        """Note the layers by column; nothing is placed after that."""
+        """Record the layers by column; nothing is placed after that."""
         for side, layer in sorted(self.taken):
             for column in self.taken[side, layer]:
                 self.stacks.setdefault((side, column), []).append(layer)
@@ -102,7 +102,7 @@ class _Grid:
 
 
 def lay_out(items: Sequence[LayoutItem], sides: Sequence[str]) -> DrawingLayout:
-    """Place items. They stand at the same place in all graphs that have them."""
+    """Place items. They have the same position in all graphs that contain them."""
     layers = _layers(items)
     grid = _Grid()
     columns = [0] * len(items)
@@ -153,7 +153,7 @@ def _layers(items: Sequence[LayoutItem]) -> list[int]:
 
 
 def _route(items: Sequence[LayoutItem], layout: DrawingLayout, grid: _Grid, side: str) -> None:
-    """Lay the edges of one graph."""
+    """Route the edges of one graph."""
     places = layout.places
     right = max((p.x + p.width for p, item in zip(places, items, strict=True) if side in item.sides), default=0.0)
     wanted = [(o, i) for i, item in enumerate(items) for o in item.operands[side]]
@@ -185,7 +185,7 @@ def _column(x: float) -> int:
 
 
 def _port(items: Sequence[LayoutItem], places: Sequence[ItemPlace], side: str, pair: tuple[int, int]) -> float:
-    """Where an edge enters its target: operands from left to right as they stand above."""
+    """Where an edge enters its target: operands from left to right in their order above."""
     source, target = pair
     operands = sorted(items[target].operands[side], key=lambda o: (places[o].x + places[o].width / 2, o))
     place = places[target]
@@ -194,7 +194,7 @@ def _port(items: Sequence[LayoutItem], places: Sequence[ItemPlace], side: str, p
 
 
 def _channels(spans: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-    """Give each source a channel that no other uses on its layers; the longest stand outermost."""
+    """Give each source a channel that no other uses on its layers; the longest are outermost."""
     found: dict[int, int] = {}
     used: list[list[tuple[int, int]]] = []
     for source, (first, last) in sorted(spans.items(), key=lambda s: (s[1][1] - s[1][0], s[0])):

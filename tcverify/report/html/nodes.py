@@ -1,4 +1,4 @@
-"""Everything about each node that is drawn: what it calls, what it returns, how it relates to the original, its values."""
+"""Details of each drawn node: its call, its result, how it relates to the original, its values."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Card:
 
     Attributes:
         name: of the node.
-        call: as the listing has it.
+        call: as in the listing.
         value: dtype and shape of what it returns.
         placement: of an input.
         mark: what the pass did to it, in words; "" for nothing.
-        relation: of its value to the original's, to follow "it is".
+        relation: of its value to the original's, a phrase to follow "it is".
         wrong: whether nothing explains that relation.
         flag: see `Box`.
         operands: ids of boxes.
-        values: number of the record, None where none is kept.
+        values: number of the record, None if none is kept.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Cards:
         return card, None if card.values is None else self.records[card.values]
 
     def data(self) -> str:
-        """The nodes as JSON that may stand in a script element: it holds no "<"."""
+        """The nodes as JSON that is safe in a script element: it contains no "<"."""
         nodes = {
             id: {
                 "n": c.name, "c": c.call, "t": c.value, "p": c.placement, "m": c.mark,
@@ -94,7 +94,7 @@ def make_cards(
         rows: that were drawn.
         sides: of its graphs.
         relations: of the rewritten nodes, by name.
-        runs: where the values are; None where graphs of two ranks are drawn.
+        runs: source of the values; None if graphs of two ranks are drawn.
     """
     values = _Values(relations, rows, runs)
     keys: tuple[SideKey, ...] = get_args(SideKey)
@@ -111,7 +111,7 @@ def make_cards(
         for at, box in boxes:
             if at == side and box.row is not None:
                 node = node_of(rows[box.row], side)
-                assert node is not None  # the box stands in this graph
+                assert node is not None  # the box is in this graph
                 relation = relations.get(node.name) if side == "a" else None
                 number = known[box.row][side == "a"]
                 found[box.id] = _card(node, box, texts[node.name], placements, relation, number)
@@ -136,7 +136,7 @@ def _card(
 
 
 class _Values:
-    """Makes records until the page holds enough."""
+    """Creates records up to the size limit of the page."""
 
     def __init__(self, relations: Mapping[str, Relation], rows: Sequence[Row], runs: Runs | None) -> None:
         self.relations, self.rows, self.runs = relations, rows, runs
@@ -169,7 +169,7 @@ class _Values:
 
 
 def merge(cards: Sequence[Cards]) -> Cards:
-    """The nodes of several drawings, whose boxes have ids of their own, as one."""
+    """The nodes of several drawings, with unique box ids, as one."""
     nodes: dict[str, Card] = {}
     records: list[ValueRecord] = []
     for one in cards:

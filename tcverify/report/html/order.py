@@ -1,4 +1,4 @@
-"""In which order a host program is drawn: a column per stream, each op below the one that its stream was given before it."""
+"""The order in which a host program is drawn: a column per stream, each op below its predecessor on the stream."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tcverify.program.stream_options import MAIN_STREAM
 
 
 def stream_predecessors(graph: fx.Graph) -> dict[fx.Node, tuple[fx.Node, ...]]:
-    """By node of a graph in host IR, what it is drawn below; {} for other graphs.
+    """By node of a graph in host IR, the nodes that it is drawn below; {} for other graphs.
 
-    First the one before it on its stream, or of a worker's first one the caller's last. A `synchronize` also stands below what
-    it waits for.
+    First its predecessor on its stream; for the first op of a worker, the caller's last op. A `synchronize` is also
+    below what it waits for.
     """
     found: dict[fx.Node, tuple[fx.Node, ...]] = {}
     tokens: dict[fx.Node, object] = {}

@@ -1,5 +1,5 @@
-"""A counterexample as the data of its page: a pure function of the counterexample, so that the page of an old file is the
-page that was written beside it."""
+"""A counterexample as the data of its page: a pure function of the counterexample, so that an old file gives the page
+that was first written for it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ from tcverify.report.html.values import Runs, ValueRecord, is_comparable, ranks_
 from tcverify.report.html.waiting import WaitingCycle, describe_waiting
 from tcverify.report.sanitize import plural, sanitize, sanitize_lines
 
-#: Rows of the table of relations, and lines of a listing or detail, that a page holds.
+#: Number of rows of the table of relations, and of lines of a listing or detail, on a page.
 MAX_RELATIONS = 80
 MAX_LINES = 400
 
 #: Terms that need no explanation on a page.
-_EVIDENT = ("check", "original, rewritten", "pass", "program", "rank")
+_EVIDENT = frozenset({
+    "case", "changed", "check", "condition", "draw", "edit", "group", "kind", "known", "meaning", "mesh", "note", "original",
+    "outcome", "pass", "passed", "program", "rank", "refuted", "rewritten", "search", "start, wait",
+})  # fmt: skip
 
-#: Operands of the first bad node whose values are told beside it.
+#: Number of operands of the first bad node whose values are shown next to it.
 MAX_OPERANDS = 4
 
 
@@ -166,7 +169,7 @@ def make_page(case: Counterexample, path: Path | None) -> HtmlPage:
 
 def _terms(case: Counterexample, block: ReportBlock, facts: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     """The terms of the page that a reader who knows PyTorch may not know."""
-    texts = [case.finding.title, block.divergence, *block.inputs, *(text for _, text in facts)]
+    texts = [case.finding.title, case.finding.detail, block.divergence, *block.inputs, *(text for _, text in facts)]
     texts += ["divergence"] if block.divergence else []
     return tuple(one for one in terms_in(texts) if one[0] not in _EVIDENT)
 
@@ -213,19 +216,19 @@ def _relations(diagnosis: Diagnosis) -> list[NodeValue]:
 
 
 def _window(relations: Sequence[NodeValue]) -> tuple[NodeValue, ...]:
-    """As many as are shown, around the first that diverges."""
+    """As many rows as are shown, around the first that diverges."""
     first = next((i for i, r in enumerate(relations) if r.first), 0)
     start = max(0, min(first - MAX_RELATIONS // 2, len(relations) - MAX_RELATIONS))
     return tuple(relations[start : start + MAX_RELATIONS])
 
 
 def _counted(relations: Sequence[NodeValue]) -> str:
-    """How many values relate how: "12 equal, 1 partial, 3 unrelated"."""
+    """How many values have which relation: "12 equal, 1 partial, 3 unrelated"."""
     return ", ".join(f"{n} {kind}" for kind, n in Counter(r.kind for r in relations).items())
 
 
 def _focus(sheets: Sequence[DrawingSheet]) -> str:
-    """The id of the box to look at first: the one to blame, else the first that the pass changed; or ""."""
+    """The id of the box to look at first: the node to blame, else the first that the pass changed; or ""."""
     boxes = [box for sheet in sheets[:1] for panel in reversed(sheet.drawing.panels) for box in panel.boxes]
     found = next((box for box in boxes if box.flag), None) or next((box for box in boxes if box.mark != "same"), None)
     return found.id if found is not None else ""
@@ -234,10 +237,10 @@ def _focus(sheets: Sequence[DrawingSheet]) -> str:
 def _blamed(
     sheets: Sequence[DrawingSheet], reads: Mapping[str, Relation], runs: Runs, filled: frozenset[str]
 ) -> tuple[tuple[str, Card, ValueRecord | None], ...]:
-    """The box to look at first and what it reads, each with its id and values.
+    """The box to look at first and its operands, each with its id and values.
 
     Args:
-        reads: how the operands relate to what the original reads in their place, by name.
+        reads: how the operands relate to those of the original, by name.
         filled: operands that it does not read.
     """
     id = _focus(sheets)
@@ -259,7 +262,7 @@ def _blamed(
 
 
 def _filled(case: Counterexample, rank: int, name: str | None) -> frozenset[str]:
-    """The allocations that a node writes into: what they held before, it does not read."""
+    """The allocations that a node writes into: it does not read their previous contents."""
     if case.rewritten is None or name is None:
         return frozenset()
     graph = case.rewritten.graphs[case.rewritten.ranks[rank].graph]

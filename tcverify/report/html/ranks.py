@@ -9,7 +9,7 @@ from tcverify.program import InputSpec, Program
 from tcverify.report.html.collectives import MAX_RANKS
 from tcverify.report.sanitize import sanitize
 
-#: Groups of a mesh dim that are shown.
+#: Number of groups of a mesh dim that are shown.
 MAX_GROUPS = 32
 
 
@@ -30,7 +30,7 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One input, and which part of it each rank holds; `given` is the shape that it has in the user's program, if another."""
+    """One input, and which part of it each rank holds; `given` is its shape in the user's program, if different."""
 
     name: str
     dtype: str
@@ -55,7 +55,7 @@ def make_dims(program: Program) -> tuple[Dim, ...]:
 def make_inputs(
     program: Program, ranks: Sequence[int], real_shapes: Mapping[str, Sequence[int]]
 ) -> tuple[tuple[Input, ...], tuple[tuple[int, ...], ...]]:
-    """Return the inputs, and the ranks of each of their parts: ranks that hold the same share one."""
+    """Return the inputs, and the ranks of each of their parts: ranks with the same part share an entry."""
     parts = {rank: tuple(_part(spec, program, rank) for spec in program.inputs) for rank in ranks}
     columns: dict[tuple[str, ...], list[int]] = {}
     for rank in ranks:
@@ -82,7 +82,7 @@ def _input(spec: InputSpec, parts: tuple[str, ...], given: Sequence[int] | None)
 
 
 def _part(spec: InputSpec, program: Program, rank: int) -> str:
-    """What a rank holds of an input: a slice, an addend, a value of its own, all of it."""
+    """What a rank holds of an input: a slice, an addend, a separate value, or all of it."""
     bounds = spec.bounds(program.mesh, rank)
     cut = any((low, high) != (0, size) for (low, high), size in zip(bounds, spec.shape, strict=True))
     cuts = ["[" + ", ".join(f"{low}:{high}" for low, high in bounds) + "]"] if cut else []

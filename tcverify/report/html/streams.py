@@ -1,8 +1,9 @@
-"""Draws what a rank runs when, before and after the pass: streams as lanes, ops as bars, tokens as arrows. Of asynchronous graphs
-one lane for compute, with its stalls, and one for communication, with the time for which it queues.
+"""Draws when a rank runs its ops, before and after the pass: streams as lanes, ops as bars, tokens as arrows.
+Asynchronous graphs get one lane for compute, with its stalls, and one for communication, with the time for which it
+queues. Data only: the template turns it into SVG.
 
-Data only: the template turns it into SVG. Both charts have one scale of time, so that lengths compare. Of long graphs, the ops
-around the finding are drawn, so that the drawing is bounded whatever the graph.
+Data only: the template turns it into SVG. Both charts share a time scale, so that lengths can be compared. For long graphs, only
+the ops around the finding are drawn, so that the size of the drawing is bounded.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from tcverify.program.stream_options import MAIN_STREAM
 from tcverify.report.sanitize import plural, sanitize
 from tcverify.report.timetable import ScheduledOp, Timetable, marked_ops, microseconds, time_facts, timetables
 
-#: Graphs of so many ops are drawn whole, and so many ops of longer ones.
+#: Graphs with up to this many ops are drawn whole; number of ops drawn of longer ones.
 MAX_WHOLE = 120
 MAX_BARS = 80
-#: Rows of the table below.
+#: Number of rows of the table below the drawing.
 MAX_ROWS = 240
-#: Arrows that a chart has at most.
+#: Largest number of arrows in a chart.
 MAX_LINKS = 400
 
-#: Of the drawing: the least, what a bar should have, and the most.
+#: Widths in pixels: the minimum of the drawing, the desired one of a bar, and the maximum of the drawing.
 WIDTH, ROOM, MAX_WIDTH = 1000.0, 36.0, 1900.0
-#: Left of the lanes, for their names; and right of them, for what stands at the last bar.
+#: Margins: left of the lanes, for their names; and right of them, for labels at the last bar.
 GUTTER, MARGIN = 118.0, 26.0
 LANE, BAR = 48.0, 26.0
 CAPTION, AXIS, BETWEEN = 30.0, 30.0, 26.0
@@ -43,12 +44,12 @@ class Bar:
     """One op.
 
     Attributes:
-        kind: "compute", "comm" or "both"; "stall" of what is no op: compute waits.
+        kind: "compute", "comm" or "both"; "stall", which is not an op: compute waits.
         node: its name.
-        text: its name, as far as that fits.
+        text: its name, truncated to fit.
         title: everything about it, in one line.
-        mark: "first", "second" or "finding" where the finding is about it, else "".
-        pin: the label that says so.
+        mark: "first", "second" or "finding" if the finding is about it, else "".
+        pin: the label for that.
     """
 
     x: float
@@ -87,10 +88,10 @@ LinkKind: TypeAlias = Literal["token", "missing", "queue"]
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An arrow from the end of an op to the beginning of another, or of the output.
+    """An arrow from the end of an op to the beginning of another op, or to the output.
 
     Attributes:
-        kind: "token", "missing" for the order that a race lacks, or "queue" for communication that is issued and has not begun.
+        kind: "token", "missing" for the order that a race lacks, or "queue" for communication that was issued but has not begun.
     """
 
     kind: LinkKind
@@ -104,9 +105,9 @@ class Chart:
 
     Attributes:
         y: its top.
-        bottom: of its lanes, where the axis stands.
+        bottom: of its lanes, where the axis is.
         ticks: (x, label).
-        join: where the outputs are read, as (x, y), if anything waits for that.
+        join: where the outputs are read, as (x, y), if anything has to complete first.
     """
 
     caption: str
@@ -121,15 +122,15 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleDrawing:
-    """The drawing, what stands above it and the table below it.
+    """The drawing, the text above it and the table below it.
 
     Attributes:
         facts: (what, how long).
-        note: what is left out, or how to read it, in a sentence or two.
+        note: what is omitted, or how to read the drawing, in one or two sentences.
         rows: per op: number, node, op, stream, start, end, what it waits for, mark.
         unit: of the axis and the rows.
         heading: of the section.
-        kinds: that occur, for the legend.
+        kinds: kinds of arrows that occur, for the legend.
         streams: whether lanes are streams, and arrows their tokens.
         missing: whether the order that a race lacks is drawn.
         queues: whether communication that queues is drawn.
@@ -155,7 +156,7 @@ class ScheduleDrawing:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The ops of one version that are drawn, from when on, and how wide a unit of time is."""
+    """The ops of one version that are drawn, their start time, and the width of a unit of time."""
 
     ops: tuple[ScheduledOp, ...]
     origin: float
@@ -167,7 +168,7 @@ class _Window:
 
 
 def draw_schedule(case: Counterexample, rank: int) -> ScheduleDrawing | None:
-    """Draw the streams of a rank, or return None where its rewritten graph has none."""
+    """Draw the streams of a rank, or return None if its rewritten graph has none."""
     found = timetables(case, rank)
     if found is None:
         return None
@@ -223,7 +224,7 @@ def _chosen(table: Timetable, marks: Mapping[str, str]) -> list[ScheduledOp]:
     marked = [i for i, op in enumerate(table.ops) if op.node in marks]
     if not marked:
         return list(table.ops[:MAX_BARS])
-    # Two accesses of a race may stand far apart: the latter, at which it strikes, is in any case among those drawn.
+    # Two accesses of a race may be far apart: the second, at which the race occurs, is always among the drawn ones.
     middle = (marked[0] + marked[-1]) // 2 if marked[-1] - marked[0] < MAX_BARS - 8 else marked[-1] - MAX_BARS // 2 + 8
     start = min(max(0, middle - MAX_BARS // 2), len(table.ops) - MAX_BARS)
     return list(table.ops[start : start + MAX_BARS])
@@ -251,7 +252,7 @@ def _chart(
 ) -> Chart:
     first = top + CAPTION
     lanes = {stream: first + i * LANE + (LANE - BAR) for i, stream in enumerate(table.streams)}
-    # Labels stand above their bars, and those of the last lane below: between lanes they would hide arrows.
+    # Labels are above their bars, and those of the last lane below: between lanes they would hide arrows.
     lowest = table.streams[-1] if len(lanes) > 1 else None
     bars = tuple(_bar(op, table, window, lanes[op.stream], marks, op.stream == lowest) for op in window.ops)
     bars = (*_stalls(table, window, lanes[MAIN_STREAM], marks), *bars)
@@ -275,7 +276,7 @@ def _chart(
 
 
 def _stalls(table: Timetable, window: _Window, y: float, marks: Mapping[str, str]) -> list[Bar]:
-    """When compute waits, as far as it is drawn. What blocks by itself has a bar already."""
+    """When compute waits, as far as it is drawn. Blocking ops have a bar already."""
     low, high = window.origin, _span(window.ops)[1]
     found = []
     for stall in table.stalls:
@@ -299,7 +300,7 @@ def _stalls(table: Timetable, window: _Window, y: float, marks: Mapping[str, str
 
 
 def _queues(table: Timetable, window: _Window, lanes: Mapping[int, float]) -> list[Link]:
-    """From when communication is issued to when it begins."""
+    """From the time when communication is issued to its start."""
     links: list[Link] = []
     for op in window.ops:
         if op.issued is not None and op.start > op.issued and len(links) < MAX_LINKS:
@@ -313,7 +314,7 @@ def _queues(table: Timetable, window: _Window, lanes: Mapping[int, float]) -> li
 
 def _bar(op: ScheduledOp, table: Timetable, window: _Window, y: float, marks: Mapping[str, str], low: bool) -> Bar:
     x = window.x(op.start)
-    width = max(1.5, (op.end - op.start) * window.scale - 2)  # a gap tells neighbours apart
+    width = max(1.5, (op.end - op.start) * window.scale - 2)  # a gap separates neighbours
     kind = "both" if len(op.resources) > 1 else "comm" if "comm" in op.resources else "compute"
     mark = marks.get(op.node, "")
     pin = None
@@ -351,7 +352,7 @@ def _curve(x: float, y: float, to_x: float, to_y: float) -> str:
 
 
 def _links(table: Timetable, window: _Window, lanes: Mapping[int, float], end: float | None) -> list[Link]:
-    """Arrows between streams. A token of the same stream orders nothing that the stream does not order."""
+    """Arrows between streams. A token within a stream adds no order."""
     drawn = {op.node: op for op in window.ops}
     links: list[Link] = []
     for arrow in table.arrows:
@@ -370,7 +371,7 @@ def _links(table: Timetable, window: _Window, lanes: Mapping[int, float], end: f
 def _missing(
     table: Timetable, window: _Window, lanes: Mapping[int, float], finding: Finding, end: float | None
 ) -> Link | None:
-    """The order that a race, or two collectives, lack."""
+    """The missing order of a race, or of two collectives."""
     if finding.kind not in ("race", "unordered-collectives"):
         return None
     drawn = {op.node: op for op in window.ops}
@@ -387,12 +388,12 @@ def _missing(
 
 
 def _at_the_end(table: Timetable, finding: Finding | None) -> bool:
-    """Whether a host program's caller reads its outputs too early."""
+    """Whether the caller of a host program reads its outputs too early."""
     return bool(table.lanes) and finding is not None and finding.data.get("kind") == "output"
 
 
 def _ticks(window: _Window, timed: bool) -> tuple[tuple[float, str], ...]:
-    """Round numbers of µs (or steps), about ten over the width of the drawing."""
+    """Round numbers of µs (or steps), about ten across the drawing."""
     factor = 1e6 if timed else 1.0
     whole = (window.width - GUTTER - MARGIN) / window.scale * factor / 10
     size = 10.0 ** math.floor(math.log10(whole)) if whole > 0 and math.isfinite(whole) else 1.0

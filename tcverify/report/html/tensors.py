@@ -12,16 +12,16 @@ import torch
 from tcverify.explain.relations import TOLERANCE
 from tcverify.report.sanitize import plural
 
-#: Tensors of so many elements are shown whole.
+#: Tensors with up to this many elements are shown whole.
 MAX_ELEMENTS = 64
 
-#: Whole numbers below this are shown with all their digits: the primes of the exact domain are.
+#: Integers below this are shown with all digits: the primes of the exact domain are smaller.
 MAX_WHOLE = 1 << 24
 
-#: Of larger ones that differ, so many elements around the worst.
+#: For larger tensors that differ, number of elements shown around the worst.
 MAX_SAMPLE = 8
 
-#: Elements of a tuple that are shown.
+#: Number of elements of a tuple that are shown.
 MAX_PARTS = 4
 
 
@@ -31,9 +31,10 @@ class Numbers:
 
     Attributes:
         shape: of the tensor; empty for other values.
-        elements: all of them where they are few, in row-major order.
-        summary: of many: least, mean, greatest.
-        sample: of many, those around the one that differs most: their index, the elements, and which of them that is.
+        elements: all of them if they are few, in row-major order.
+        summary: of a large tensor: minimum, mean, maximum.
+        sample: of a large tensor, the elements around the one that differs most: their index, the elements, and the position of
+            that one.
     """
 
     shape: tuple[int, ...]
@@ -43,7 +44,7 @@ class Numbers:
 
     @property
     def rows(self) -> list[tuple[str, tuple[str, ...], int]]:
-        """The elements as rows along the last dim: the index of each row, its elements, and the number of the first."""
+        """The elements as rows along the last dim: the index of each row, its elements, and the number of its first element."""
         width = self.shape[-1] if self.shape else 1
         if not self.elements or not width:
             return []
@@ -54,15 +55,15 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class ValueEntry:
-    """What one rank computed, or several ranks alike.
+    """What one rank computed, or several ranks with equal results.
 
     Attributes:
         ranks: as text: "0–3, 6".
         part: of a tuple: "[1]"; else "".
-        before, after: None where there is none.
-        differing: numbers of the elements that differ, where all are shown.
-        worst: number of the element that differs most, where all are shown.
-        verdict: how they compare, in words; "" where the relation says it.
+        before, after: None if there is none.
+        differing: numbers of the elements that differ, if all are shown.
+        worst: number of the element that differs most, if all are shown.
+        verdict: how they compare, in words; "" if the relation says it.
         wrong: whether they should be equal and are not.
     """
 
@@ -77,11 +78,11 @@ class ValueEntry:
 
 
 def entries_of(before: Any, after: Any, comparable: bool) -> list[ValueEntry]:
-    """Return what is to be said of two values: one entry, or one per element of a tuple.
+    """Compare two values: one entry, or one per element of a tuple.
 
     Args:
-        before, after: None where there is none.
-        comparable: whether they are to be equal.
+        before, after: None if there is none.
+        comparable: whether they should be equal.
     """
     if isinstance(before, (tuple, list)) or isinstance(after, (tuple, list)):
         old = list(before)[:MAX_PARTS] if isinstance(before, (tuple, list)) else []
@@ -164,14 +165,14 @@ _STATISTICS = (("least", torch.min), ("mean", torch.mean), ("greatest", torch.ma
 
 
 def _distinct(old: torch.Tensor, new: torch.Tensor, differ: torch.Tensor) -> tuple[Numbers, Numbers]:
-    """Both as numbers, with so many digits that what differs looks different."""
+    """Both as numbers, with enough digits to show a difference."""
     shape = tuple(old.shape)
     one, other = _texts(old.reshape(-1), new.reshape(-1), differ.reshape(-1))
     return Numbers(shape, one, ""), Numbers(shape, other, "")
 
 
 def _sampled(old: torch.Tensor, new: torch.Tensor, differ: torch.Tensor, worst: int) -> tuple[Numbers, Numbers]:
-    """Both in summary, and the elements around the worst one, along the last dim."""
+    """Summaries of both, and the elements around the worst one, along the last dim."""
     shape = tuple(old.shape)
     row = worst - worst % shape[-1]
     first = max(row, min(worst - MAX_SAMPLE // 2, row + shape[-1] - MAX_SAMPLE))
@@ -182,7 +183,7 @@ def _sampled(old: torch.Tensor, new: torch.Tensor, differ: torch.Tensor, worst: 
     texts = _texts(old.reshape(-1)[part], new.reshape(-1)[part], differ.reshape(-1)[part])
     for side, elements in zip((old, new), texts, strict=True):
         numbers = _numbers(side)
-        assert numbers is not None  # there is a tensor
+        assert numbers is not None  # at least one is a tensor
         found.append(Numbers(shape, (), numbers.summary, (index, elements, worst - first)))
     return found[0], found[1]
 
@@ -196,7 +197,7 @@ def _texts(old: torch.Tensor, new: torch.Tensor, differ: torch.Tensor) -> tuple[
 
 
 def _number(value: Any, digits: int = 4) -> str:
-    """A number as text. Residues of the exact domain are whole, and all their digits count."""
+    """A number as text. Residues of the exact domain are integers, and all their digits matter."""
     if not isinstance(value, float):
         return str(value)
     whole = value.is_integer() and abs(value) < MAX_WHOLE

@@ -1,5 +1,5 @@
-"""What every node computed, per rank, before and after the pass: numbers of small tensors, least, mean and greatest of large
-ones, and where the two differ. Data only, and bounded whatever the program."""
+"""The values of every node, per rank, before and after the pass: elements of small tensors; minimum, mean and maximum
+of large ones; and where the two differ. Data only, of bounded size."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tcverify.explain.relations import Relation
 from tcverify.report.html.tensors import Numbers, ValueEntry, entries_of
 from tcverify.report.sanitize import plural
 
-#: Different values of one node that are shown; ranks whose values agree count once.
+#: Number of different values of one node that are shown; ranks whose values agree count once.
 MAX_ENTRIES = 8
 
-#: Characters of all values of a page together; the nodes nearest to the difference come first.
+#: Number of characters of all values of a page together; nodes nearest to the difference come first.
 MAX_CHARACTERS = 300_000
 
 
@@ -24,9 +24,9 @@ class ValueRecord:
     """The values of a node and its counterpart.
 
     Attributes:
-        before, after: their names; "" where there is none.
+        before, after: their names; "" if there is none.
         entries: per rank.
-        more: what is left out, in words.
+        more: what is omitted, in words.
     """
 
     before: str
@@ -36,7 +36,7 @@ class ValueRecord:
 
     @property
     def size(self) -> int:
-        """Characters that it takes, about."""
+        """Its approximate size in characters."""
         texts = [n for e in self.entries for n in (e.before, e.after) if n is not None]
         return 80 + sum(
             60 + sum(len(t) + 1 for t in n.elements) + len(n.summary) + 60 * (n.sample is not None) for n in texts
@@ -45,7 +45,7 @@ class ValueRecord:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Both runs, and the ranks to show, the most telling first."""
+    """Both runs, and the ranks to show, most informative first."""
 
     before: Run | None
     after: Run | None
@@ -53,11 +53,11 @@ class Runs:
 
 
 def record(runs: Runs, before: str, after: str, comparable: bool) -> ValueRecord | None:
-    """Return the values of a node; None where none is known.
+    """Return the values of a node; None if none is known.
 
     Args:
-        before, after: its names in the two graphs; "" where it has none.
-        comparable: whether both are to be equal, so that a difference is wrong.
+        before, after: its names in the two graphs; "" if it is not in one.
+        comparable: whether both should be equal, so that a difference is wrong.
     """
     old, new = _by_rank(runs.before, before), _by_rank(runs.after, after)
     groups: dict[tuple[object, ...], tuple[list[int], list[ValueEntry]]] = {}
@@ -84,12 +84,12 @@ def record(runs: Runs, before: str, after: str, comparable: bool) -> ValueRecord
 
 
 def is_comparable(relation: Relation) -> bool:
-    """Whether two values of this relation are to be compared element by element: they are equal, or should be."""
+    """Whether two values of this relation can be compared element by element: they are equal, or should be."""
     return relation.kind == "equal" or not relation.explained
 
 
 def rank_text(ranks: Iterable[int]) -> str:
-    """Ranks as text, neighbours joined: "0–3, 6"."""
+    """Ranks as text, with ranges: "0–3, 6"."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and runs[-1][-1] == rank - 1:
@@ -115,7 +115,7 @@ def _by_rank(run: Run | None, name: str) -> dict[int, Any]:
 
 
 def as_data(found: ValueRecord) -> dict[str, Any]:
-    """The record as the page's script reads it: see `showValues` in report.js."""
+    """The record as read by the page's script: see `showValues` in report.js."""
 
     def numbers(value: Numbers | None) -> list[Any] | None:
         if value is None:

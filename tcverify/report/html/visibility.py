@@ -1,4 +1,5 @@
-"""What of a drawing is in sight at first: the difference and what stands around it; of very long graphs, what is drawn at all."""
+"""Which part of a drawing is initially visible: the difference and its surroundings; for very long graphs, which part
+is drawn at all."""
 
 from __future__ import annotations
 
@@ -8,17 +9,17 @@ from tcverify.report.alignment import Row
 from tcverify.report.html.boxes import Vertex, VertexKind, any_node
 from tcverify.report.html.layout import DrawingLayout
 
-#: Rows of which nothing is folded; most that are in sight of longer graphs; and most that are drawn at all.
+#: Graphs with up to this many rows are not folded; most visible rows of longer graphs; and most rows that are drawn.
 MAX_WHOLE = 28
 MAX_SHOWN = 40
 MAX_DRAWN = 600
 
-#: Unchanged nodes that are in sight on either side of a changed one, in longer graphs.
+#: Number of unchanged nodes that are visible on either side of a changed one, in longer graphs.
 CONTEXT = 2
 
 
 def shown_rows(rows: Sequence[Row], focus: Collection[str]) -> set[int]:
-    """Numbers of the rows that are in sight at first."""
+    """Numbers of the rows that are initially visible."""
     if len(rows) <= MAX_WHOLE:
         return set(range(len(rows)))
     calls = [i for i, row in enumerate(rows) if any_node(row).op != "placeholder"]
@@ -35,7 +36,7 @@ def shown_rows(rows: Sequence[Row], focus: Collection[str]) -> set[int]:
 
 
 def drawn_rows(rows: Sequence[Row], shown: Collection[int]) -> set[int]:
-    """Numbers of the rows that are drawn: those in sight and what is nearest to them, and the inputs that these read."""
+    """Numbers of the rows that are drawn: the visible ones and the nearest others, and the inputs that these read."""
     if len(rows) <= MAX_DRAWN:
         return set(range(len(rows)))
     far = len(rows)
@@ -51,7 +52,7 @@ def drawn_rows(rows: Sequence[Row], shown: Collection[int]) -> set[int]:
     return drawn | set(inputs[:MAX_DRAWN])
 
 
-#: What nodes are drawn as, by `fx.Node.op`; all others are calls.
+#: Kinds of drawn nodes, by `fx.Node.op`; all others are calls.
 _KINDS: dict[str, VertexKind] = {"placeholder": "input", "output": "return"}
 
 
@@ -74,7 +75,7 @@ def make_vertices(rows: Sequence[Row], drawn: Collection[int]) -> tuple[list[Ver
 def visible_layers(
     vertices: Sequence[Vertex], numbers: Sequence[int | None], shown: Collection[int], layout: DrawingLayout
 ) -> set[int]:
-    """The layers that are in sight at first."""
+    """The layers that are initially visible."""
     layers = {
         layout.places[i].layer
         for i, (vertex, number) in enumerate(zip(vertices, numbers, strict=True))

@@ -1,4 +1,4 @@
-"""Draws who waits for whom: ranks as stations, in lines that go to and fro, so that a cycle of many ranks fits."""
+"""Draws which rank waits for which: ranks as stations, in lines of alternating direction, so that a cycle of many ranks fits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from itertools import pairwise
 from tcverify.execution import Run
 from tcverify.report.sanitize import plural, sanitize
 
-#: Stations of a line, and most that are drawn.
+#: Number of stations per line, and most that are drawn.
 PER_LINE = 6
 MAX_STATIONS = 36
 
-#: Of the drawing, in pixels: a station, from one to the next, and what is left for the way back.
+#: Sizes in pixels: a station, the distance to the next, and the space for the way back.
 WIDTH, HEIGHT = 134, 44
 STEP_X, STEP_Y = 172, 84
 LEFT, TOP = 26, 10
@@ -23,7 +23,7 @@ ROOM = 19
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """A rank, and what it waits in."""
+    """A rank, and the call in which it waits."""
 
     rank: int
     x: int
@@ -33,12 +33,12 @@ class Station:
 
 @dataclass(frozen=True, slots=True)
 class WaitingCycle:
-    """Ranks that wait for ever, each for the next.
+    """Ranks that wait forever, each for the next.
 
     Attributes:
         stations: the ranks that are drawn.
         arrows: SVG path data.
-        sentences: what each rank waits in.
+        sentences: the call in which each rank waits.
         cycle: whether the last waits for the first; else the last has finished.
     """
 
@@ -55,7 +55,7 @@ class WaitingCycle:
 
 
 def describe_waiting(run: Run) -> WaitingCycle | None:
-    """Describe the ranks of a run that wait for ever."""
+    """Describe the ranks of a run that wait forever."""
     hang = run.hang
     if hang is None:
         return None

@@ -51,7 +51,7 @@ def _laid(plan: PlacedPlan, name: str, layout: Layout) -> PlacedPlan:
 
 
 def _without_axis(plan: PlacedPlan, axis: int) -> PlacedPlan | None:
-    """The plan without a dim of its inputs; None where a step says more of dims than can be told here."""
+    """The plan without a dim of its inputs; None if a step uses dims in a way that is not supported here."""
     places: dict[str, int | None] = {}
     inputs: list[PlacedInput] = []
     for spec in plan.inputs:

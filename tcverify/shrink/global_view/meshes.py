@@ -14,7 +14,7 @@ from tcverify.shrink.global_view.search import PlacedSearch, layouts, meshes_of
 #: Ranks beyond which they are dropped in halves alone.
 MANY_RANKS = 16
 
-#: What becomes of the layouts on a mesh.
+#: Changes of the layouts on a mesh.
 Change = Callable[[Layout], Layout]
 
 
@@ -38,7 +38,7 @@ def shrink_meshes(search: PlacedSearch) -> None:
 
 
 def _relaid(plan: PlacedPlan, change: Change) -> PlacedPlan:
-    """The plan with all layouts changed. Raises ProgramError where there is no such layout."""
+    """The plan with all layouts changed. Raises ProgramError if a layout is impossible."""
     return replace(
         plan,
         inputs=tuple(replace(spec, layout=change(spec.layout)) for spec in plan.inputs),
@@ -120,7 +120,7 @@ def _scaled(plan: PlacedPlan, size: Callable[[int], int]) -> PlacedPlan:
 
 
 def _let_ranks_be_one(search: PlacedSearch) -> None:
-    """Let two ranks that share no mesh be one."""
+    """Merge two ranks that share no mesh."""
     world = search.plan.world_size
     for gone in reversed(range(world) if world <= MANY_RANKS else range(0)):
         for kept in range(world):

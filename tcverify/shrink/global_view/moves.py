@@ -41,7 +41,7 @@ def end_earlier(search: PlacedSearch) -> None:
 
 
 def _ended(plan: PlacedPlan, count: int) -> PlacedPlan:
-    """The first steps, which return what nobody reads any more."""
+    """The first steps, which return unused values."""
     steps = plan.steps[:count]
     kept = {step.name for step in steps} | {spec.name for spec in plan.inputs}
     read = {name for step in steps for name in step.reads}
@@ -194,7 +194,7 @@ def _resized(plan: PlacedPlan, sizes: Mapping[Axis, int]) -> PlacedPlan:
 
 
 def simplify(search: PlacedSearch) -> None:
-    """Make what is left plain: stream axes, dtypes, recipes, reductions, and the seed."""
+    """Simplify the rest: stream axes, dtypes, recipes, reductions, and the seed."""
     plan = search.plan
     search.attempt(replace(plan, steps=tuple(replace(step, stream_axis=None) for step in plan.steps)))
     for name in [step.name for step in search.plan.steps[:MANY]]:

@@ -26,8 +26,8 @@ class _NoPlan(Exception):
 def plan_of(program: Program) -> PlacedPlan | None:
     """The plan of which the program is built, or None where it is not built of one, as far as can be told.
 
-    Nodes of one name are one op. A plan says nothing of costs and stream settings, nor of metadata that is wrong: whether it
-    makes the same program is for the caller to find out.
+    Nodes of one name are one op. A plan does not contain costs, stream settings and wrong metadata: the caller has
+    to check whether it builds the same program.
     """
     first = [next(iter(graph.nodes)) for graph in program.graphs]
     if program.modules or not any(node.op == "placeholder" and "layout" in node.meta for node in first):
@@ -134,7 +134,7 @@ def _occurrences(result: Any) -> list[tuple[str, int]]:
 
 
 def merge_orders(orders: Sequence[Sequence[_Item]]) -> list[_Item]:
-    """All items in an order that agrees with all those orders. Raises where there is none."""
+    """All items in an order that agrees with all given orders. Raises if there is none."""
     numbers: dict[_Item, int] = {}
     later: dict[_Item, list[_Item]] = {}
     waits: dict[_Item, int] = {}

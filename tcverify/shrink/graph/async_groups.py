@@ -55,9 +55,9 @@ def waits_of(facts: Facts, names: Collection[str]) -> list[str]:
 
 
 def count_untidy(facts: Facts) -> int:
-    """How often a program touches what is under way, and how many starts nobody waits for.
+    """How often a program accesses what is in flight, and how many starts have no wait.
 
-    Passes are refuted by programs that are in order. So an edit may take nothing away of the order there was.
+    Only well-ordered programs refute passes. So an edit must not introduce new conflicts.
     """
     return sum(_untidy(facts, i) for i in range(len(facts.sketch.graphs)))
 

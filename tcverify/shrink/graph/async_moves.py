@@ -86,7 +86,7 @@ def _stand_in(facts: Facts, name: str) -> Ref | None:
 
 
 def narrow_coalesced(search: SketchSearch) -> None:
-    """Leave operands out of a coalesced call; what is left of one operand is written as a plain call."""
+    """Remove operands from a coalesced call; with one operand left it becomes a plain call."""
     for name in reversed(starts(search.facts)):
         again = True
         while again and search.facts.where(name):
@@ -136,7 +136,7 @@ def _plain_form(sketch: Sketch, name: str) -> Sketch | None:
 
 
 def _unsaid(step: SketchStep) -> dict[str, Any]:
-    """Metadata of a call that gives something of another kind now: what it said of that is said anew."""
+    """Metadata of a call whose result has another kind now: entries about the result are renewed."""
     said = step.meta.get("val")
     return {**step.meta, "val": said[0]} if isinstance(said, (list, tuple)) and said else step.meta
 

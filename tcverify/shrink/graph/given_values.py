@@ -1,7 +1,7 @@
-"""Inputs whose values are given, and integers that index: what becomes of them when shapes, meshes or sizes shrink.
+"""Inputs with given values, and integers used as indices: their values when shapes, meshes or sizes shrink.
 
-Values that are given go with their elements: of a smaller input those at the same indices stay. So an input keeps what a captured
-graph has it for: a table of positions stays one, a mask stays triangular.
+Given values belong to elements: a smaller input keeps those at the same indices. So an input keeps its purpose in a captured
+graph: a table of positions stays one, a mask stays triangular.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def plain_input(spec: InputSpec) -> InputSpec:
 
 
 def clamp_indices(sketch: Sketch, sizes: Mapping[int, int]) -> Sketch | None:
-    """The sketch whose integers still index a dim that shrinks, if they did so; None where that changes none.
+    """The sketch with integers adapted to still index a dim that shrinks, if they did so before; None if nothing changes.
 
     Args:
-        sizes: by size of a dim, what becomes of it. Integers are taken for indices of the smallest of these that they are below.
+        sizes: new size of a dim, by old size. Integers count as indices of the smallest of these that exceeds them.
     """
     inputs = tuple(_below(spec, sizes) for spec in sketch.inputs)
     return None if inputs == sketch.inputs else replace(sketch, inputs=inputs)

@@ -35,7 +35,7 @@ def units_of(facts: Facts, run: Run | None) -> list[Unit]:
     """The units of a program, in the order in which they come.
 
     Args:
-        run: a run of the program, which shows what meets; None where there is none. It is needed where graphs differ.
+        run: a run of the program, which shows which calls match; None if there is none. It is needed if graphs differ.
     """
     joined = _Joined()
     for number, graph in enumerate(facts.sketch.graphs):

@@ -1,7 +1,7 @@
-"""Makes an edit a legal program.
+"""Turns an edit into a legal program.
 
-Every call is inferred anew from its operands, so that what does not fit together is refused without a trial, and metadata that
-was right stays right. Metadata that was missing or wrong stays so: the finding may need it.
+Every call is inferred again from its operands, so that misfits are refused without a trial, and correct metadata
+stays correct. Missing or wrong metadata stays so: the finding may need it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tcverify.shrink.graph.step_facts import FOLLOWS, NOTHING, RIGHT, UNKNOWN, W
 
 
 def facts_of(sketch: Sketch) -> Facts:
-    """Find out what the steps of a program as it came produce."""
+    """Infer the results of the steps of an unedited program."""
     typings = []
     for number, graph in enumerate(sketch.graphs):
         members = [rank for rank, binding in enumerate(sketch.ranks) if binding.graph == number]
@@ -37,10 +37,10 @@ def facts_of(sketch: Sketch) -> Facts:
 
 
 def legalize_edit(facts: Facts, sketch: Sketch, prefer: str = "first") -> Facts | None:
-    """Make an edit of `facts.sketch` a legal program, or return None.
+    """Turn an edit of `facts.sketch` into a legal program, or return None.
 
-    What the edit has left without a reader goes; ranks whose shapes have come apart get graphs of their own; static shapes in
-    views follow their operands; metadata is renewed.
+    Steps that the edit left unused are removed; ranks whose shapes now differ get separate graphs; static shapes in views
+    follow their operands; metadata is renewed.
 
     Args:
         sketch: the edit; its graphs correspond to those of `facts.sketch`, and further ones to the last of these.
@@ -69,7 +69,7 @@ def legalize_edit(facts: Facts, sketch: Sketch, prefer: str = "first") -> Facts 
                 constants = {k: v for k, v in sketch.ranks[rank].constants.items() if k in needed}
                 bindings[rank] = RankBinding(index, constants)
     except (TcverifyError, ValueError, TypeError, IndexError):
-        return None  # the arguments of an odd program are no torch op's
+        return None  # the arguments of a malformed program do not fit torch's op
     bound = tuple(bindings[rank] for rank in range(len(sketch.ranks)))
     modules = sketch.modules if len(sketch.modules) == len(graphs) else ()
     if any(sketch.modules) and not modules:
@@ -143,7 +143,7 @@ class _Fitter:
 
     Args:
         rank: one that runs the graph.
-        before: the typing of the graph that was edited; None to find out.
+        before: the typing of the graph that was edited; None to infer it.
     """
 
     def __init__(self, sketch: Sketch, rank: int, before: Typing | None, prefer: str = "first") -> None:
@@ -269,7 +269,7 @@ class _Fitter:
         return spec.stored(self._meaning.setdefault(spec.alias, self._fresh()))
 
     def _numbered(self, recorded: Any) -> Callable[[Any], Any]:
-        """Storages are numbered in order of appearance; a record that named none goes on naming none."""
+        """Storages are numbered in order of appearance; metadata without storage stays without."""
         nameless = isinstance(recorded, TensorSpec) and recorded.alias is None
 
         def number(spec: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Moves that make the mesh smaller or plainer: fewer ranks, groups in natural order, no dims that nobody needs."""
+"""Moves that make the mesh smaller or simpler: fewer ranks, groups in natural order, no unused dims."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _with_arguments(step: SketchStep, new: Mapping[int | str, Any]) -> SketchSte
 
 
 def _relabelled(step: SketchStep, new_number: Mapping[int, int]) -> SketchStep:
-    """Renumber ranks that stand in a call themselves. Raises KeyError when none of a call's ranks is kept."""
+    """Renumber ranks that a call contains itself. Raises KeyError if none of a call's ranks is kept."""
     new: dict[int | str, Any] = {}
     for where, value in _rank_arguments(step):
         if isinstance(value, int) or (isinstance(value, (list, tuple)) and all(type(v) is int for v in value)):
@@ -180,7 +180,7 @@ def _relabelled(step: SketchStep, new_number: Mapping[int, int]) -> SketchStep:
 
 
 def _separated(graphs: Sequence[Graph]) -> tuple[tuple[Graph, ...], dict[str, str]]:
-    """Give rank constants that mean ranks names of their own, where the same constants also mean sizes or offsets.
+    """Give rank constants that mean ranks separate names, if the same constants also mean sizes or offsets.
 
     Returns:
         The graphs, and by name of a constant that means ranks, its name in these graphs.
@@ -245,7 +245,7 @@ def _without_dim(sketch: Sketch, name: str) -> Sketch | None:
 
 
 def _as_one_dim(sketch: Sketch, keep: str, drop: str) -> Sketch | None:
-    """The sketch in which groups of `keep` stand for those of `drop`, which are the same but for their order."""
+    """The sketch in which groups of `keep` replace those of `drop`, which are the same except for their order."""
     kept, dropped = sketch.mesh.dim(keep), sketch.mesh.dim(drop)
     if {frozenset(group) for group in kept.groups} != {frozenset(group) for group in dropped.groups}:
         return None

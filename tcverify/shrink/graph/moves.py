@@ -60,7 +60,7 @@ def _computing(facts: Facts) -> list[str]:
 
 
 def ways_around(search: SketchSearch, name: str) -> Iterable[Replacements]:
-    """Ways to do without a step: what is read in its place, or in place of the results that are selected from it."""
+    """Ways to remove a step: what is read in its place, or in place of the results that are selected from it."""
     facts = search.facts
     users = [user for i in facts.where(name) for user in facts.users[i][name]]
     if not users:
@@ -71,7 +71,7 @@ def ways_around(search: SketchSearch, name: str) -> Iterable[Replacements]:
         return
     selections = list(dict.fromkeys(user.name for user in users if user.selects and user.reads[0] == name))
     if len(selections) < len({user.name for user in users}):
-        return  # somebody reads all results
+        return  # all results are read together
     options = [list(substitutes(search, selected, name)) for selected in selections]
     if not all(options):
         return
@@ -145,7 +145,7 @@ def _rewired(sketch: Sketch, name: str, operand: str, other: str) -> Sketch:
 
 
 def drop_inputs(search: SketchSearch) -> None:
-    """Drop inputs that nobody reads, all at once or one by one."""
+    """Drop unused inputs, all at once or one by one."""
 
     def unread() -> list[str]:
         facts = search.facts

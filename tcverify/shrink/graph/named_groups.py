@@ -121,7 +121,7 @@ def held_value(value: Any, constants: Mapping[str, Any]) -> Any:
 
 
 def _written(held: Mapping[int, Any], constants: Sequence[dict[str, Any]], name: str) -> Any:
-    """What stands in the call: what all ranks hold, or a rank constant."""
+    """The argument of the call: a value for all ranks, or a rank constant."""
     values = list(held.values())
     if all(value == values[0] for value in values):
         return values[0]

@@ -1,7 +1,7 @@
-"""Makes wide programs narrow before anything else: what a trial costs goes by elements, and captured models have thousands a row.
+"""Narrows wide programs first: the cost of a trial grows with elements, and captured models have thousands per row.
 
-All dims shrink by one factor at once, since dims of a model are multiples of each other and nobody says which. What is left is
-for `shrink_sizes`, which finds out what belongs together and takes a look at the program for each dim.
+All dims shrink by one factor at once, since dims of a model are multiples of each other in unknown ways. `shrink_sizes`
+does the rest: it determines which dims belong together, and examines the program for each of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Inputs that can stand for a value of a program: of its shape and dtype, and told no more of than is true of it.
+"""Inputs that can replace a value of a program: of its shape and dtype, with only those properties that the value has.
 
-A pass may rest on what is equal on all members of a group. So a value that is may only be replaced by one that is, or the pass
-would be refuted by a program that breaks its precondition. What is equal, a run in lockstep shows.
+A pass may rely on values being equal on all members of a group. So such a value may only be replaced by one that is equal too, or
+a program that violates the pass's precondition would refute it. A run in lockstep shows which values are equal.
 """
 
 from __future__ import annotations
@@ -109,18 +109,19 @@ def _same(a: Any, b: Any) -> bool:
     return True
 
 
-#: Values above zero, as inputs that stand for such values have them.
+#: Recipes of positive values, for inputs that replace such values.
 POSITIVE = Recipe("norm_weight")
 
 
 def stand_ins(facts: Facts, values: Values, name: str, graphs: Sequence[int] | None = None) -> list[InputSpec]:
-    """Inputs that can stand for the value of a step, those that say least first; their name is a placeholder's to be.
+    """Inputs that can replace the value of a step, those with the fewest properties first; under the name of a future
+    placeholder.
 
     Args:
         graphs: in these graphs; by default in all that have the step.
 
     Returns:
-        Empty where the step gives no tensor, or its shapes on the ranks are none that an input can have.
+        Empty if the step returns no tensor, or no input can have its shapes on the ranks.
     """
     shapes, types = facts.rank_shapes(name, graphs), facts.types(name, graphs)
     if not shapes or not types:

@@ -1,8 +1,8 @@
-"""Moves that take a node away and change something else with it, in programs that say something about time.
+"""Moves that remove a node and change something else with it, in programs with timing.
 
-A pass that makes a schedule makes another one when a node goes: what ran beside it no longer does, and a finding about the
-schedule is gone though the node was not its cause. So in small programs a node is taken away together with an edge, so
-that what it separated can run side by side, or with plain costs of all kinds.
+A scheduling pass produces another schedule when a node is removed: overlaps with it disappear, and with them a finding about
+the schedule of which the node was not the cause. So in small programs a node is removed together with an edge, so that
+the nodes that it separated can overlap, or with plain costs of all kinds.
 """
 
 from __future__ import annotations

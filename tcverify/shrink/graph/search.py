@@ -188,7 +188,7 @@ def plain_numbers(target: Any) -> tuple[float, ...]:
 
 
 def _timing(sketch: Sketch) -> tuple[int, ...]:
-    """Settings, a device and costs that there are, settings that are not the defaults, and costs that are not plain."""
+    """Number of settings, devices and costs, of settings that are not defaults, and of costs that are not plain."""
     costs = [step.meta["cost_s"] for graph in sketch.graphs for step in graph if "cost_s" in step.meta]
     odd = sum(_oddity(cost) for cost in costs), len(set(costs)), sum(cost != PLAIN_COSTS[0] for cost in costs)
     s, plain = sketch.streams, StreamSettings()

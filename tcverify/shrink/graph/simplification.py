@@ -50,7 +50,7 @@ def _plain(facts: Facts) -> Sketch:
 
 
 def _free(facts: Facts) -> list[str]:
-    """The inputs whose placement matters to nobody who reads the program: none of them is an addend of a sum."""
+    """The inputs whose placement matters to no reader of the program: none of them is an addend of a sum."""
     return [spec.name for spec in facts.sketch.inputs if not is_summed(facts, spec.name)]
 
 
@@ -94,7 +94,7 @@ def _dtypes(sketch: Sketch, only: str | None) -> Sketch:
 
 
 def _integers(sketch: Sketch, only: str | None) -> Sketch:
-    """float32 in place of integers, where nobody needs integers."""
+    """float32 in place of integers, if integers are not needed."""
 
     def change(spec: InputSpec) -> InputSpec:
         if spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype is torch.bool:
@@ -133,7 +133,7 @@ def _structure(sketch: Sketch, _: str | None) -> Sketch:
 
 
 def _names(sketch: Sketch) -> dict[str, str]:
-    """Names without the numbers that told them from others which are gone."""
+    """Names without numeric suffixes that are no longer needed."""
     scratch = fx.Graph()
     new: dict[str, str] = {}
     for steps in sketch.graphs:

@@ -19,7 +19,7 @@ Axis = tuple[str, int]
 #: Which of several dims of a view gives way: both ways are tried.
 BOTH_WAYS = ("first", "last")
 
-#: Calls beyond which dims of one size are not told apart: every look at the program costs as much as a trial.
+#: Number of calls beyond which dims of one size are not distinguished: examining the program costs as much as a trial.
 MANY = 400
 
 #: Dims beyond which pairs and triples of them are not tried.
@@ -99,7 +99,7 @@ def drop_axes(search: SketchSearch) -> None:
 
 
 def reshape_inputs(search: SketchSearch) -> None:
-    """Do without a call that changes the shape of its operand: inputs take the shape in its place.
+    """Remove a call that changes the shape of its operand: inputs change shape instead.
 
     Either those that its operand comes from have the shape that it makes, or those that its result meets have the shape of
     its operand.
@@ -119,7 +119,7 @@ def reshape_inputs(search: SketchSearch) -> None:
 
 
 def _without_call(sketch: Sketch, name: str, operand: str, old: tuple[int, ...], new: tuple[int, ...]) -> Sketch | None:
-    """The sketch with the operand of a call read in its place, and inputs of shape `new` for those of shape `old`."""
+    """The sketch with the operand of a call read in its place, and inputs of shape `new` in place of those of shape `old`."""
     inputs = tuple(
         with_shape(spec, new) if spec.shape == old and not _sharded(spec) else spec for spec in sketch.inputs
     )

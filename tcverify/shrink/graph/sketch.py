@@ -21,7 +21,7 @@ from tcverify.registry.choices import SizesName
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Stands in arguments for the value of the step of this name."""
+    """Placeholder in arguments for the value of the step of this name."""
 
     name: str
 
@@ -35,7 +35,7 @@ _PLAIN_META = frozenset({"val", "cost_s", "schedule"})
 
 @dataclass(frozen=True)
 class SketchStep:
-    """One node of a graph, placeholders and output included. What is asked of it again and again is found out once.
+    """One node of a graph, including placeholders and output. Derived properties are cached.
 
     Attributes:
         meta: its metadata, "val" included.
@@ -65,7 +65,7 @@ class SketchStep:
 
     @cached_property
     def effect(self) -> bool:
-        """Whether it may do something beside returning a value; of what no table knows, nothing is known."""
+        """Whether it may do something besides returning a value; for unknown ops, nothing is known."""
         if self.op == "call_function" and isinstance(self.target, torch._ops.OpOverload):
             schema = schema_of(self.target)
             return lookup(self.target).effect or bool(schema is not None and schema.is_mutable)

@@ -1,4 +1,4 @@
-"""Static shapes in the arguments of views: what becomes of them when the operand gets another shape."""
+"""Static shapes in the arguments of views: how they change when the operand gets another shape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RESHAPES = frozenset({"aten::view", "aten::reshape", "aten::_unsafe_view"})
 
 
 def refit_call(step: SketchStep, before: Shape, result: Any, after: Shape, prefer: str) -> SketchStep:
-    """Return the call with the static shape that fits its operand now; the call itself where there is nothing to fit.
+    """Return the call with the static shape adapted to its operand; the call itself if there is nothing to adapt.
 
     Args:
         before, after: the shape of the first operand.
@@ -54,13 +54,13 @@ def _resplit(step: SketchStep, before: int, after: int) -> SketchStep:
 
 
 def reshape_like(before: Shape, result: Shape, after: Shape, prefer: str = "first") -> Shape | None:
-    """The shape of a view of `after` that is what `result` was to `before`: the same dims are merged and split.
+    """The shape of a view of `after` that corresponds to `result` as a view of `before`: the same dims are merged and split.
 
     Args:
         prefer: which of the dims that one was split into gives way where several could, the "first" or the "last".
 
     Returns:
-        None when there is no such shape.
+        None if there is no such shape.
 
     Example:
         >>> reshaped((2, 6, 4), (12, 4), (1, 6, 4))

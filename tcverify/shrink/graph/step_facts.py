@@ -11,7 +11,7 @@ from typing import Any
 from tcverify.ops import TensorSpec
 from tcverify.shrink.graph.sketch import Ref, Sketch, SketchStep, live_names
 
-#: What a step produces where that cannot be told.
+#: The result of a step if unknown.
 UNKNOWN = object()
 
 #: How recorded metadata relates to what a step produces: it says so; it follows from what is recorded for the operands,

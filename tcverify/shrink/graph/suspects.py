@@ -1,6 +1,6 @@
-"""Where in a program to look first for the cause of a finding: what a verdict says for nothing.
+"""Where in a program to search first for the cause of a finding: hints that a verdict gives for free.
 
-Nothing rests on it: where nothing shows near a suspect, `reduce` looks everywhere.
+Only a heuristic: if nothing is found near a suspect, `reduce` searches everywhere.
 """
 
 from __future__ import annotations

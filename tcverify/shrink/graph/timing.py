@@ -1,4 +1,4 @@
-"""Moves that make what a program says about time plainer: its costs and its stream settings."""
+"""Moves that simplify a program's timing: its costs and its stream settings."""
 
 from __future__ import annotations
 

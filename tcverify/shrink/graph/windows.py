@@ -1,8 +1,8 @@
 """Cuts large programs down before single moves are tried: a window of the program, or a few, in place of the whole.
 
-What is left reads inputs where it read what is gone: of the shape and dtype of the value, and equal on all ranks on which the
-value was in the whole program. It returns what the rest read of it. A pass is still given what surrounds the place where it goes
-wrong, as far as it needs it.
+The window reads inputs in place of removed values: of the same shape and dtype, and equal on all ranks on which the
+value was equal in the whole program. It returns the values that the rest read. So a pass still gets the context of its
+error, as far as needed.
 
 With w the width of what the finding needs, the trials come to about three times the whole program, whatever its size: windows
 of half the size are tried at three places, so that one of them holds what is needed as long as that is no wider than a quarter.
@@ -36,7 +36,7 @@ NEAR = 4
 #: The same at most, of a wide program that has not been made narrow.
 CLOSE = 64
 
-#: Suspects that are looked at.
+#: Number of suspects that are examined.
 MOST_SUSPECTS = 6
 
 #: The smallest chunk that is left out, as a share of what there is: the cost of smaller ones is that of single moves.
@@ -82,7 +82,7 @@ class _Cutting:
         self.kept = list(range(len(self._units)))
 
     def cut(self) -> None:
-        """Cut down what is left, wherever it is."""
+        """Reduce what is left, wherever it is."""
         while len(self.kept) > FEW and (self._halve() or self._thin()):
             pass
 
@@ -150,7 +150,7 @@ class _Cutting:
         return [*self._facts.steps[graph][name].reads, *(user.name for user in self._facts.users[graph][name])]
 
     def _halve(self) -> bool:
-        """Keep half of what is left: that in the middle, the first or the last."""
+        """Keep half of what is left: the middle, the first or the last."""
         size = (len(self.kept) + 1) // 2
         return any(
             self.attempt(self.kept[s : s + size]) for s in (len(self.kept) - size, 0, (len(self.kept) - size) // 2)
@@ -174,14 +174,14 @@ class _Cutting:
 
 
 def keep_calls(facts: Facts, values: Values, keep: Sequence[set[str]]) -> Sketch | None:
-    """The sketch with some of its calls alone.
+    """The sketch with only some of its calls.
 
     Args:
         values: what a run of it showed.
         keep: per graph the names of the calls.
 
     Returns:
-        None where no input can stand for a value that is needed.
+        None if no input can replace a needed value.
     """
     wanted: dict[str, list[int]] = {}
     for number, graph in enumerate(facts.sketch.graphs):
@@ -206,7 +206,7 @@ def keep_calls(facts: Facts, values: Values, keep: Sequence[set[str]]) -> Sketch
 def _inputs_for(
     facts: Facts, values: Values, name: str, graphs: list[int]
 ) -> Iterator[tuple[InputSpec | None, list[int]]]:
-    """An input that stands for a value in these graphs, or one for each of them where it is not one value."""
+    """An input that replaces a value in these graphs, or one for each of them if it is not one value."""
     specs = stand_ins(facts, values, name, graphs)
     if specs or len(graphs) == 1:
         yield (_like(values, name, specs[0]) if specs else None), graphs
@@ -241,7 +241,7 @@ def _cut(facts: Facts, number: int, keep: set[str], new: dict[str, str]) -> Grap
 
 
 def _result(facts: Facts, number: int, keep: set[str], gone: set[str]) -> Any:
-    """What a cut graph returns: of what the graph returned what is left, and what is read by others than are left."""
+    """Outputs of a cut graph: the remaining ones of the graph, and values that removed nodes read."""
     old = result_of(facts.sketch.graphs[number])
     real, users = facts.typings[number].real, facts.users[number]
     returned = [name for name in refs(old) if name in keep]

@@ -1,1 +1,1 @@
-"""Programs of whole tensors for DTensor to divide."""
+"""Programs of whole tensors for DTensor to shard."""

@@ -1,4 +1,4 @@
-"""Ops that index: gathers, scatters, writes into places, tables."""
+"""Ops that index: gathers, scatters, writes at indices, lookups in tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INDEXING = (
 
 
 def indexing(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
-    """Add a call that reads or writes places of `x`."""
+    """Add a call that reads or writes elements of `x` by index."""
     name, shape, dim = INDEXING[a % len(INDEXING)], list(w.shape(x)), dim_of(w, x, b)
     if not shape or 0 in shape:
         return []
@@ -43,7 +43,7 @@ def _per_element(w: DTensorWriter, x: DraftValue, name: str, dim: int, c: int) -
     size, place = shape[dim], dim % len(shape)
     form = [*shape[:place], SIZES[c % len(SIZES)] if name == "gather" else size, *shape[place + 1 :]]
     index = w.input(form, 0, torch.int64, size)
-    if name.startswith("scatter") and name != "scatter_add":  # which of equal places wins is open: each has its own
+    if name.startswith("scatter") and name != "scatter_add":  # which of equal indices wins is undefined: each is unique
         index = (w.call("argsort", w.input(form), dim) or [index])[0]
     more: tuple[Any, ...] = {
         "gather": (),
@@ -54,7 +54,7 @@ def _per_element(w: DTensorWriter, x: DraftValue, name: str, dim: int, c: int) -
 
 
 def _by_index(w: DTensorWriter, x: DraftValue, name: str, dim: int, line: DraftValue, c: int) -> list[DraftValue]:
-    """Read or write whole slices, whose positions a line of integers holds."""
+    """Read or write whole slices at the positions in a 1-D integer tensor."""
     shape = list(w.shape(x))
     size, place = shape[dim], dim % len(shape)
     if name == "index_select":
@@ -77,7 +77,7 @@ def _by_index(w: DTensorWriter, x: DraftValue, name: str, dim: int, line: DraftV
 
 
 def _looked_up(w: DTensorWriter, x: DraftValue, name: str, line: DraftValue, c: int) -> list[DraftValue]:
-    """Look something up in a table, in sorted edges or in `x` as one line."""
+    """Look something up in a table, in sorted edges or in flattened `x`."""
     shape = list(w.shape(x))
     if name == "embedding":
         table = w.input([SIZES[c % len(SIZES)] + 3, 4], c)

@@ -1,4 +1,4 @@
-"""Products of matrices, and what layers of models do: norms, convolutions, losses."""
+"""Matrix products, and parts of model layers: norms, convolutions, losses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NORMS = (
 
 
 def products(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
-    """Add a product of `x` and something that fits: the one that is asked for, where `x` has the dims for it."""
+    """Add a product of `x` and a fitting operand: the requested kind, if `x` has the dims for it."""
     name, x = PRODUCTS[a % len(PRODUCTS)], to_floating(w, x)
     shape, wide = list(w.shape(x)), SIZES[c % len(SIZES)]
     if not shape:
@@ -37,7 +37,7 @@ def products(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[Dr
 
 
 def _of_vectors(w: DTensorWriter, x: DraftValue, name: str, b: int, c: int) -> list[DraftValue] | None:
-    """Add a product of vectors; None: this is none."""
+    """Add a product of vectors; None if it is not one."""
     if name in ("dot", "vdot", "inner"):
         return w.call(name, x, w.fitting(x, b, w.shape(x)))
     if name == "outer":
@@ -46,7 +46,7 @@ def _of_vectors(w: DTensorWriter, x: DraftValue, name: str, b: int, c: int) -> l
 
 
 def _of_matrices(w: DTensorWriter, x: DraftValue, name: str, b: int, c: int) -> list[DraftValue] | None:
-    """Add a product of matrices, or of one and a vector; None: this is none."""
+    """Add a product of matrices, or of a matrix and a vector; None if it is not one."""
     (rows, inner), wide = w.shape(x), SIZES[c % len(SIZES)]
     right = w.fitting(x, b, [inner, wide])
     if name in ("mm", "matmul"):
@@ -70,7 +70,7 @@ def _of_matrices(w: DTensorWriter, x: DraftValue, name: str, b: int, c: int) -> 
 
 
 def _of_batches(w: DTensorWriter, x: DraftValue, name: str, b: int, c: int) -> list[DraftValue] | None:
-    """Add a product of batches of matrices; None: this is none."""
+    """Add a product of batches of matrices; None if it is not one."""
     (batch, rows, inner), wide = w.shape(x), SIZES[c % len(SIZES)]
     right = w.fitting(x, b, [batch, inner, wide])
     if name in ("bmm", "matmul"):
@@ -84,7 +84,7 @@ def _of_batches(w: DTensorWriter, x: DraftValue, name: str, b: int, c: int) -> l
 
 
 def layers(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
-    """Add a call that a layer of a model, or its loss, consists of."""
+    """Add a call from a layer of a model, or its loss."""
     name, x = NORMS[a % len(NORMS)], to_floating(w, x)
     shape = list(w.shape(x))
     if not shape:
@@ -116,7 +116,7 @@ def _norm(w: DTensorWriter, x: DraftValue, name: str, b: int, c: int) -> list[Dr
 
 
 def _on_images(w: DTensorWriter, x: DraftValue, name: str, b: int, c: int) -> list[DraftValue]:
-    """Add a call on a batch of images: `x`, or a new input where that is none."""
+    """Add a call on a batch of images: `x`, or a new input if `x` is not one."""
     shape = list(w.shape(x))
     if len(shape) != 4:
         shape = [2, 4, SIZES[b % len(SIZES)], 6]

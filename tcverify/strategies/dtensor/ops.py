@@ -1,4 +1,4 @@
-"""Ops on whole tensors that DTensor programs are made of, by family: each picks what it calls from bytes, totally."""
+"""Ops on whole tensors for DTensor programs, by family: each decodes bytes totally into a call."""
 
 from __future__ import annotations
 

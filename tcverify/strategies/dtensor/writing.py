@@ -1,4 +1,4 @@
-"""A program of whole tensors half written, and what adds an input or a call to it."""
+"""A program of whole tensors under construction, and functions that add an input or a call to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tcverify.ops import lookup, resolve
 from tcverify.program import PARTIAL, VARYING, Placement, Recipe
 from tcverify.strategies.draft import DraftValue, NoSite, ProgramDraft
 
-#: Sizes of dims: what divides evenly by few ranks, by none, fewer elements than ranks, one.
+#: Sizes of dims: divisible by small numbers of ranks, by none, fewer elements than ranks, one.
 SIZES = (4, 4, 4, 3, 5, 2, 6, 8, 1, 7)
 
 #: How the addends of partial inputs are reduced.
@@ -22,7 +22,7 @@ REDUCTIONS = ("sum", "sum", "avg", "max", "min", "product")
 
 @dataclass(slots=True)
 class DTensorWriter:
-    """A program half written.
+    """A program under construction.
 
     Attributes:
         values: what ops can read, the oldest first.
@@ -79,7 +79,7 @@ class DTensorWriter:
     def fitting(
         self, x: DraftValue, a: int, shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32
     ) -> DraftValue:
-        """A value of this shape: one that is there, a new input, or a new one that broadcasts to the shape of `x`."""
+        """A value of this shape: an existing one, a new input, or a new one that broadcasts to the shape of `x`."""
         wanted = tuple(self.shape(x) if shape is None else shape)
         fits = [v for v in self.values if self.shape(v) == wanted and v.dtype == dtype]
         if a % 4 != 3 and fits:
@@ -91,7 +91,7 @@ class DTensorWriter:
 
 
 def to_floating(w: DTensorWriter, x: DraftValue) -> DraftValue:
-    """The value, as floating point."""
+    """The value in floating point."""
     if x.dtype == torch.float32:
         return x
     return (w.call("_to_copy", x, dtype=torch.float32) or [x])[0]

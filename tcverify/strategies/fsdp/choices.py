@@ -1,4 +1,4 @@
-"""What FSDP programs are drawn as: a header and one record per layer, one byte per choice, decoded totally."""
+"""The choices of FSDP programs: a header and one record per layer, one byte per choice, decoded totally."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tcverify.strategies.timing import WIDTH as TIMING_WIDTH
 
 @dataclass(frozen=True, slots=True)
 class FsdpSetting:
-    """What holds for a whole program; see `HEADER` for the values.
+    """Settings of a whole program; see `HEADER` for the values.
 
     Attributes:
         layers: how many there are.
         tokens: rows of the activations.
-        hidden: their last size, as a multiple of what all groups divide.
+        hidden: their last size, as a multiple of a number that all groups divide.
         uneven: 1 where the groups do not divide it, so that shards are padded, else 0.
         dtypes: "f32"; "bf16"; "mixed": float32 shards that are cast to bf16 before they are gathered, and gradients that are
             reduced in float32; "low": the same with gradients reduced in bf16; "late": shards are cast when they are copied out.
-        gather: "functional" all_gathers make a buffer of their own, those "out" write into that of the copy-in.
-        copy_out: what takes a gathered buffer apart: "split-copy" into new memory; "views" that are cloned; "whole": the same,
-            but a view of all of it where a layer has one parameter; "direct": a split-copy into the unsharded parameters.
+        gather: "functional" all_gathers allocate a new buffer, "out" ones write into the buffer of the copy-in.
+        copy_out: how a gathered buffer is split: "split-copy" into new memory; "views" that are cloned; "whole": the same,
+            but a view of all of it if a layer has one parameter; "direct": a split-copy into the unsharded parameters.
         target: "input": what is gathered is copied into unsharded parameters, which are inputs; "value": it is used as it is.
         prologue: whether unsharded parameters are freed at the very beginning, as FSDP leaves them between two graphs.
         backward: whether gradients are computed, reduced and scattered.
@@ -32,7 +32,7 @@ class FsdpSetting:
         reduce: of gradients.
         dims: which mesh dims parameters are sharded over: "main", or "alternate" from layer to layer.
         hybrid: whether gradients are all_reduced over another dim besides.
-        accumulate: what becomes of a sharded gradient: "new", "cast" to float32, or "add": it is added to an input in place.
+        accumulate: what happens to a sharded gradient: "new", "cast" to float32, or "add": it is added to an input in place.
         seed: of the input values.
     """
 
@@ -64,7 +64,7 @@ class FsdpLayer:
         width: the inner size of an mlp, as a multiple of the hidden size.
         reuse: whether the layer runs an earlier layer's parameters again.
         share: whether it then gathers the shards as they were cast the first time.
-        twist: what is unusual; what does not fit is left out.
+        twist: an unusual change, left out if it does not fit.
         late: whether its parameters are freed only after the next layer.
     """
 
@@ -128,7 +128,7 @@ WIDTH = HEADER_WIDTH + TIMING_WIDTH + MOST_LAYERS * LAYER_WIDTH
 
 
 def decode_fsdp_choices(choices: bytes) -> tuple[FsdpSetting, tuple[FsdpLayer, ...], bytes]:
-    """Decode any bytes; missing ones count as 0, further ones are not read. The third part are those of the timing."""
+    """Decode any bytes; missing ones count as 0, additional ones are ignored. The third part is the timing."""
     choices = choices.ljust(WIDTH, b"\0")
     setting = FsdpSetting(*_picked(HEADER, choices))
     rest = choices[HEADER_WIDTH + TIMING_WIDTH :]
@@ -137,7 +137,7 @@ def decode_fsdp_choices(choices: bytes) -> tuple[FsdpSetting, tuple[FsdpLayer, .
 
 
 def encode_fsdp_choices(setting: dict[str, Any], layers: list[dict[str, Any]]) -> bytes:
-    """Return the choices that decode to these fields; fields that are left out get the first of their values. For tests.
+    """Return the choices that decode to these fields; omitted fields get the first of their values. For tests.
 
     Raises:
         ValueError: a table has no such value.

@@ -21,7 +21,7 @@ class Param:
 
     Attributes:
         shape: of the whole parameter.
-        unit: what the rows of all shards together are a multiple of.
+        unit: the number of which the rows of all shards together are a multiple.
         dtype: of the shards.
         role: "w", "up", "down", "norm" or "bias".
     """
@@ -34,7 +34,7 @@ class Param:
 
     @property
     def padded_shape(self) -> tuple[int, ...]:
-        """Of all shards together: FSDP pads where the rows cannot be divided."""
+        """Rows of all shards together: FSDP pads rows that cannot be divided evenly."""
         return (-(-self.shape[0] // self.unit) * self.unit, *self.shape[1:])
 
     @property
@@ -69,7 +69,7 @@ class LayerParams:
 
     @property
     def kind(self) -> str:
-        """What it computes: what its parameters are made for."""
+        """The layer whose parameters it uses."""
         return self.of.record.kind
 
     def role(self, role: str) -> Param:
@@ -78,7 +78,8 @@ class LayerParams:
 
 
 def inputs_of(roles: Roles, setting: FsdpSetting, layers: list[LayerParams]) -> list[InputSpec]:
-    """The activations, and of every layer with parameters of its own their shards, the whole ones and sums of gradients."""
+    """The activations; and for every layer with its own parameters: their shards, the full parameters, and accumulated
+    gradients."""
     hidden = layers[0].params[0].shape[0]
     varying = tuple((dim, VARYING) for dim in roles.members)
     compute = compute_dtype(setting)
@@ -103,12 +104,12 @@ def compute_dtype(setting: FsdpSetting) -> torch.dtype:
 
 
 def gathered_dtype(setting: FsdpSetting) -> torch.dtype:
-    """Of what is gathered."""
+    """Of gathered values."""
     return F32 if setting.dtypes in ("f32", "late") else BF16
 
 
 def forward(b: GraphBuilder, layer: LayerParams, weights: dict[str, fx.Node], x: fx.Node) -> fx.Node:
-    """What a layer makes of activations [tokens, hidden]."""
+    """The result of a layer on activations [tokens, hidden]."""
 
     def of(role: str) -> fx.Node:
         return weights[layer.role(role).name]
@@ -132,9 +133,9 @@ def _normed(b: GraphBuilder, x: fx.Node) -> fx.Node:
 def backward(
     b: GraphBuilder, layer: LayerParams, weights: dict[str, fx.Node], x: fx.Node, gradient: fx.Node
 ) -> tuple[fx.Node, dict[str, fx.Node]]:
-    """What a layer makes of the gradient of its result: the gradient of its input, and those of its parameters.
+    """The backward of a layer: from the gradient of its result, those of its input and of its parameters.
 
-    They have the shapes and operands of gradients; derivatives of norms and of activations are left out.
+    They have the shapes and operands of gradients; derivatives of norms and of activations are omitted.
     """
 
     def of(role: str) -> fx.Node:

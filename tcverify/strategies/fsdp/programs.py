@@ -1,7 +1,7 @@
 """FSDP programs: layers gather their sharded parameters, compute, free them; gradients are reduced and scattered.
 
-The shapes are those that tracing FSDP2 gives: shards are cast and copied into a buffer, the buffer is gathered, taken apart and
-copied into unsharded parameters, which are inputs of the graph that are freed and allocated around their use.
+The structure is that of traced FSDP2: shards are cast and copied into a buffer, the buffer is gathered, split and copied
+into unsharded parameters, which are inputs of the graph that are freed and allocated around their use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tcverify.strategies.transformer.roles import Roles, roles_of
 
 
 def decode_fsdp(mesh: Mesh, choices: bytes) -> Program:
-    """Decode any bytes into an FSDP program, with costs. What does not fit is left out."""
+    """Decode any bytes into an FSDP program, with costs. Parts that do not fit are left out."""
     setting, records, timing = decode_fsdp_choices(choices)
     return with_timing(program_of(mesh, setting, records), decode_timing(timing))
 

@@ -1,4 +1,4 @@
-"""Writes FSDP programs: what is gathered, where it is copied to, when it is freed, and what becomes of gradients."""
+"""Writes FSDP programs: what is gathered, where it is copied to, when it is freed, and how gradients are reduced."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _C10D = "_c10d_functional::"
 
 @dataclass(slots=True)
 class _Gathering:
-    """An all_gather under way, or done: its result, the buffer of its copy-in, and the elements of each shard."""
+    """An all_gather in flight, or complete: its result, the buffer of its copy-in, and the elements of each shard."""
 
     result: fx.Node
     buffer: fx.Node
@@ -43,13 +43,13 @@ class FsdpWriter:
     """Writes the graph of a class of ranks.
 
     Attributes:
-        full: per layer, by the name of a parameter, the node that stands for it in full.
+        full: per layer, by the name of a parameter, the node of the full parameter.
         casts: by the name of a parameter, its shard as it is gathered.
         buffers: by their size, a buffer that the next layer uses again.
-        extras: what is returned besides.
+        extras: additional return values.
         whole: names of the parameters that hold memory.
         inputs: by name.
-        stale: by the name of a parameter, a view of it that the forward has made.
+        stale: by the name of a parameter, a view of it that the forward created.
         tail: layers whose parameters are to be freed later.
     """
 
@@ -73,7 +73,7 @@ class FsdpWriter:
 
     @property
     def gathered(self) -> torch.dtype:
-        """Of what is gathered."""
+        """Of gathered values."""
         return gathered_dtype(self.setting)
 
     def size(self, dim: str) -> int:
@@ -121,7 +121,7 @@ class FsdpWriter:
     def _gathered(
         self, order: list[LayerParams], again: bool = False
     ) -> Iterator[tuple[LayerParams, dict[str, fx.Node]]]:
-        """Go through layers in an order, each with its parameters in full; what is prefetched has been started by then."""
+        """Go through layers in an order, each with its full parameters; prefetched all_gathers are started in time."""
         if again and not self.setting.reshard:
             for layer in order:
                 yield layer, self.full[layer.number]
@@ -257,7 +257,7 @@ class FsdpWriter:
                 self.b.call(RESIZE, self.inputs[param.name], 0)
 
     def _flush(self, upcoming: LayerParams | None = None) -> None:
-        """Free what is to be freed late; before a layer that gathers them again, its own parameters at the latest."""
+        """Free what is to be freed late; a layer's own parameters at the latest before it gathers them again."""
         for layer in list(self.tail):
             if upcoming is None or upcoming.of is layer.of:
                 self._free(layer)
@@ -334,7 +334,7 @@ class FsdpWriter:
         return found
 
     def _other(self, dim: str) -> str | None:
-        """A mesh dim to reduce over besides, where the groups of both have equal sizes."""
+        """Another mesh dim to reduce over, if the groups of both dims have equal sizes."""
         if not self.setting.hybrid:
             return None
         others = [name for name in self.roles.members if name != dim]

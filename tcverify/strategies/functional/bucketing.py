@@ -1,6 +1,7 @@
-"""Programs whose collectives a compiler puts into buckets: many small ones, of several kinds, groups and dtypes.
+"""Programs whose collectives a compiler merges into buckets: many small ones, of several kinds, groups and dtypes.
 
-They are functional, as PyTorch hands graphs to such passes: what an op makes is never written into, and inputs only at the end.
+They are functional, like the graphs that PyTorch passes to such passes: results of ops are never written into, and inputs only at
+the end.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _WAIT = _C10D + "wait_tensor"
 #: Most elements of a value on one rank.
 MOST_ELEMENTS = 1024
 
-#: What a collective is of, beside what has been made before.
+#: Operands of collectives, besides earlier values.
 _SHAPES: tuple[tuple[int, ...], ...] = (
     (1,), (2,), (3,), (1, 2), (2, 3), (4,), (1, 1), (2, 1, 3), (0,), (0, 2), (2, 0), (5,), (3, 2), (7,),
 )  # fmt: skip
@@ -38,15 +39,15 @@ class BucketingRecord:
     """One step of writing; see `RECORD` for the values.
 
     Attributes:
-        kind: a collective, or what stands beside collectives.
-        source: where its operand is from: an "input" of its own, "made" before, "turned" (not contiguous), "cast", "used"
-            (an input that others read, too), or "padded" as DTensor packs what cannot be divided.
+        kind: a collective, or another op. source:
+        where its operand is from: a new "input", "made" before, "turned" (not contiguous), "cast", "used"
+            (an input with other readers), or "padded" as DTensor packs uneven shards.
         a, b: bytes that pick operands.
         shape, dtype: of a new input.
         reduce_op: of reductions.
         group: a byte that picks the mesh dim.
-        delay: how many records pass until the wait; 0 puts it directly behind, −1 at the end.
-        use: what becomes of the result.
+        delay: how many records pass until the wait; 0 puts it directly after the start, −1 at the
+        end. use: how the result is used.
     """
 
     kind: str
@@ -79,20 +80,20 @@ RECORD: dict[str, tuple[Any, ...]] = {
 
 RECORDS = 10
 RECORD_WIDTH = len(RECORD)
-#: Bytes of a whole program: the seed of its values, how alike its collectives are, and records.
+#: Bytes of a whole program: the seed of its values, how similar its collectives are, and records.
 WIDTH = 2 + RECORDS * RECORD_WIDTH
 
 
 @dataclass(slots=True)
 class BucketingWriter:
-    """A program half written.
+    """A program under construction.
 
     Attributes:
         alike: the dtype of all collectives, which are over one group then, so that buckets are large; else None.
         pool: values that may be read.
-        waiting: what is under way: the record before which it is waited for, and what becomes of it.
-        outputs: what is returned at any rate.
-        late: writes into inputs, which stand at the end.
+        waiting: collectives in flight: the record before which each is waited for, and its use. outputs:
+        values that are returned in any case.
+        late: writes into inputs, which come at the end.
     """
 
     draft: AsyncDraft
@@ -105,7 +106,7 @@ class BucketingWriter:
 
 
 def decode_bucketing(mesh: Mesh, choices: bytes) -> Program:
-    """Decode any bytes into a program of functional collectives. What does not fit is left out."""
+    """Decode any bytes into a program of functional collectives. Parts that do not fit are left out."""
     choices = choices.ljust(WIDTH, b"\0")
     w = BucketingWriter(
         AsyncDraft(mesh), roles_of(mesh), None if choices[1] % 2 else _DTYPES[choices[1] // 2 % len(_DTYPES)]
@@ -190,7 +191,7 @@ def _land(w: BucketingWriter, number: int | None) -> None:
 
 
 def _operand(w: BucketingWriter, r: BucketingRecord, dim: str) -> DraftValue:
-    """What a collective is of."""
+    """The operand of a collective."""
     call = w.draft.call
     parts = w.roles.multiple(dim) if r.kind in ("reduce_scatter", "all_to_all") else 1
     shape = (r.shape[0] * parts, *r.shape[1:])
@@ -219,7 +220,7 @@ def _floating(w: BucketingWriter, value: DraftValue) -> bool:
 
 
 def _padded(w: BucketingWriter, r: BucketingRecord, dim: str, dtype: torch.dtype) -> DraftValue:
-    """The chunks of a tensor that the group does not divide, each filled up with zeros."""
+    """The chunks of a tensor that the group does not divide evenly, each padded with zeros."""
     sizes = set(w.roles.sizes(dim))
     if len(sizes) > 1:
         raise NoSite
@@ -242,7 +243,8 @@ def _padded(w: BucketingWriter, r: BucketingRecord, dim: str, dtype: torch.dtype
 def _input(
     w: BucketingWriter, name: str, shape: Sequence[int], dtype: torch.dtype, dim: str = "", *, wide: bool = False
 ) -> DraftValue:
-    """An input that has this shape, and another value, on every rank. Integers are small, or such as floating point has not."""
+    """An input with this shape on every rank, and different values. Integers are small, or not representable in
+    floating point."""
     recipe = Recipe() if dtype.is_floating_point else Recipe("wide") if wide else Recipe("integers", 50.0)
     placements = w.roles.declared([(dim or w.roles.main, VARYING)])
     rms = 0.6 if dtype.is_floating_point else 50.0
@@ -250,13 +252,13 @@ def _input(
 
 
 def _picked(w: BucketingWriter, choice: int) -> DraftValue:
-    """A value that has been made: 0 the newest, and newer ones more often."""
+    """An existing value: 0 is the newest, and newer ones are more likely."""
     found = [value for value in w.pool if w.draft.readable(value)]
     return found[-1 - (choice**2 * len(found) >> 16)]
 
 
 def _bounded(w: BucketingWriter, value: DraftValue) -> DraftValue:
-    """The value, scaled down where it has become large."""
+    """The value, scaled down if it has become large."""
     if w.draft.elements(value) > MOST_ELEMENTS:
         raise NoSite
     if value.rms <= 4 or not w.draft.spec(value).dtype.is_floating_point:

@@ -1,4 +1,4 @@
-"""What asynchronous programs are drawn as: a header and records of fixed width, one byte per choice, decoded totally."""
+"""The choices of asynchronous programs: a header and records of fixed width, one byte per choice, decoded totally."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _BYTE = tuple(range(256))
 
 @dataclass(frozen=True, slots=True)
 class FunctionalSetting:
-    """What holds for a whole program; see `HEADER` for the values.
+    """Settings of a whole program; see `HEADER` for the values.
 
     Attributes:
         theme: what most of the program is, see `KINDS`.
         depth: layers of the theme that there are before anything else.
         hidden: the size of the last dim of activations.
-        tokens: rows of activations, as a multiple of what every group divides.
+        tokens: rows of activations, as a multiple of a number that every group divides.
         dtype: of activations, "f32" or "bf16".
-        late: of the collectives that are under way at the end, whether the last is waited for first.
+        late: whether, of the collectives in flight at the end, the last is waited for first.
         data: how activations differ between ranks: "varying", "partial" or "shard" over a dim, or "replicated".
         outputs: how many values are returned at most.
         seed: of the input values.
@@ -48,8 +48,8 @@ class FunctionalRecord:
         how: a byte that picks a variant.
         form: how the result of a collective is kept: "new", "in-place", "coalesced", "coalesced-in-place", "out".
         group: a byte that picks the mesh dim.
-        delay: how many records pass until its wait; 0 puts it directly behind, −1 at the end.
-        use: what becomes of what is waited for.
+        delay: how many records pass until its wait; 0 puts it directly after the start, −1 at
+        the end. use: how the result is used.
     """
 
     kind: str
@@ -74,7 +74,7 @@ HEADER: dict[str, tuple[Any, ...]] = {
     "seed": _BYTE,
 }
 
-#: What a record's kind picks from, by theme; "layer" is the theme's own.
+#: The table of a record's kind, by theme; "layer" is the theme's own.
 KINDS: dict[str, tuple[str, ...]] = {
     "any": weighted_table(
         ("none", 2), ("collective", 12), ("compute", 9), ("matmul", 5), ("norm", 3), ("write", 3), ("view", 3),

@@ -1,4 +1,4 @@
-"""Collectives that start and are waited for: in which forms, for how long, and what becomes of their results."""
+"""Asynchronous collectives: their forms, when they are waited for, and how their results are used."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NAMES = {
     "broadcast": "broadcast",
 }
 REDUCE_OPS = ("sum", "sum", "avg", "sum", "avg", "max", "min", "product")
-#: A due date behind all records.
+#: A due date after all records.
 LAST = 1 << 30
 
 
@@ -49,14 +49,14 @@ def start_collective(
     how: int = 0,
     reduce_op: str = "",
 ) -> tuple[DraftValue, ...]:
-    """Start a collective on values; several make one coalesced call, or one call each where the kind has no such form.
+    """Start a collective on values; several become one coalesced call, or one call each if the kind has no such form.
 
     Args:
-        form: as of `FunctionalRecord`; where the kind does not have it, a new result.
+        form: as of `FunctionalRecord`; if the kind does not have it, a new result.
         how: a byte that picks the reduction, the root and the splits.
 
     Returns:
-        What is under way, per operand.
+        The collectives in flight, per operand.
     """
     call, reduces = w.draft.call, kind in ("all_reduce", "reduce_scatter")
     op = reduce_op or REDUCE_OPS[how % len(REDUCE_OPS)]
@@ -151,7 +151,8 @@ def _broadcast(w: FunctionalWriter, value: DraftValue, dim: str, form: str, how:
 def schedule_wait(
     w: FunctionalWriter, record: FunctionalRecord, items: tuple[DraftValue, ...], operands: Sequence[DraftValue]
 ) -> None:
-    """Let what is under way be waited for when the record says: at once, and used later or at once, or later."""
+    """Schedule the wait for collectives in flight as the record says: at once, and use of the result later or at once;
+    or later."""
     pending = Pending(items, LAST if record.delay < 0 else w.number + record.delay, record, tuple(operands))
     w.pending.append(pending)
     if record.delay == 0:
@@ -163,7 +164,7 @@ def schedule_wait(
 
 
 def wait_for_due(w: FunctionalWriter, behind: int) -> None:
-    """Wait for, and use, what is due behind a record."""
+    """Wait for, and use, what is due after a record."""
     due = [pending for pending in w.pending if pending.due <= behind]
     w.pending = [pending for pending in w.pending if pending.due > behind]
     for pending in reversed(due) if w.setting.late else due:
@@ -181,7 +182,7 @@ def _waited(w: FunctionalWriter, pending: Pending) -> Pending:
 
 
 def use(w: FunctionalWriter, pending: Pending) -> None:
-    """Do with what has arrived what the record says; where that does not fit, only let others read it."""
+    """Use an arrived result as the record says; if that does not fit, only let others read it."""
     for item in pending.items:
         if not attempt(w, _use, pending.record, item, pending):
             w.pool.append(item)
@@ -239,7 +240,7 @@ def _join(w: FunctionalWriter, item: DraftValue, how: int) -> None:
 
 
 def update(w: FunctionalWriter, gradient: DraftValue, parameter: DraftValue | None, how: int) -> None:
-    """Step a parameter as an optimizer does: at once, through a momentum that is an input too, or by a copy."""
+    """Step a parameter as an optimizer does: directly, through a momentum that is also an input, or by a copy."""
     draft = w.draft
     if parameter is None or not draft.same_type(parameter, gradient):
         shape = draft.shape(gradient)

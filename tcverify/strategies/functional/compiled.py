@@ -1,7 +1,7 @@
-"""Functional programs, as AOTAutograd hands them to passes of compilers: nothing is written but inputs, by copies at the end.
+"""Functional programs, as AOTAutograd passes them to compilers: only inputs are written, by copies at the end.
 
-They hold what such passes look for: results of collectives and of indexed writes that could be written in place, products
-behind gathers and before scatters, gradients that are divided and reduced, copies into inputs, waits for what has arrived.
+They contain what such passes look for: results of collectives and of indexed writes that could be in place, products after
+gathers and before scatters, gradients that are divided and reduced, copies into inputs, waits for completed collectives.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Epilogue:
 
 
 def decode_compiled(mesh: Mesh, choices: bytes) -> Program:
-    """Decode any bytes into a functional program. What does not fit is left out."""
+    """Decode any bytes into a functional program. Parts that do not fit are left out."""
     choices = choices.ljust(WIDTH, b"\0")
     head = choices[:HEADER_WIDTH]
     hidden = _HIDDEN[head[0] % len(_HIDDEN)]
@@ -122,7 +122,7 @@ def _copied(w: FunctionalWriter, end: Epilogue, value: DraftValue, choice: int) 
 def _operand(
     w: FunctionalWriter, end: Epilogue, r: FunctionalRecord, need: Callable[[DraftValue], bool] = lambda value: True
 ) -> DraftValue:
-    """What a motif works on; an input more often than elsewhere, since those are what is written into."""
+    """The operand of a motif; an input more often than elsewhere, since only inputs are written."""
     found = [one for one in end.inputs if w.draft.readable(one) and is_floating(w, one) and need(one)]
     if r.a % 3 == 2 and found:
         return pick_recent(found, r.a)
@@ -133,7 +133,7 @@ def _operand(
 
 
 def _collective(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
-    """A collective whose wait stands behind it, or some records later; of two values at once here and there."""
+    """A collective with its wait directly after it, or some records later; sometimes of two values at once."""
     kind, dim = KINDS[r.how % len(KINDS)], w.dim(r.group)
     multiple = w.roles.multiple(dim)
 
@@ -216,7 +216,7 @@ def _update(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
 
 
 def _swap(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
-    """Two inputs change places, by way of a copy."""
+    """Two inputs are swapped through a copy."""
     first = _operand(w, end, r, lambda v: v in end.inputs)
     second = new_input(w, "state", w.draft.shape(first), "varying", dtype=w.draft.spec(first).dtype)
     end.inputs.append(second)
@@ -226,7 +226,7 @@ def _swap(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
 
 
 def _wait(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
-    """A wait for what is there already: an input, or what has been waited for."""
+    """A redundant wait: for an input, or for a result that was waited for."""
     value = _operand(w, end, r)
     _keep(w, end, w.draft.call(WAIT, value), replace(r, use="0"))
     w.labels.append("waited-twice")
@@ -265,7 +265,7 @@ def _parts(w: FunctionalWriter, value: DraftValue, dim: str, along: int, order: 
 
 
 def _gather_product(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
-    """Products of what is gathered, along any dim, of rows or of batches of rows."""
+    """Products of gathered values, along any dim, of rows or of batches of rows."""
     dim, call, hidden = w.dim(r.group), w.draft.call, w.setting.hidden
     deep = r.how % 2
     shape = (w.tokens, 2, hidden) if deep else (w.tokens, hidden)
@@ -291,7 +291,7 @@ def _gather_product(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> 
 
 
 def _weight(w: FunctionalWriter, value: DraftValue, inner: int, width: int, how: int) -> DraftValue:
-    """A weight, as it is or turned; here and there one that is computed behind what came before."""
+    """A weight, possibly transposed; sometimes one that is computed after earlier values."""
     if how % 3 == 1:
         return w.draft.call("aten::t", weight(w, value, (width, inner)))
     made = weight(w, value, (inner, width))
@@ -299,7 +299,7 @@ def _weight(w: FunctionalWriter, value: DraftValue, inner: int, width: int, how:
 
 
 def _product_scatter(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
-    """A product that is reduced and scattered, along any dim, of rows or of batches of rows."""
+    """A product that is reduce_scattered, along any dim, of rows or of batches of rows."""
     dim, call, hidden = w.dim(r.group), w.draft.call, w.setting.hidden
     deep = r.how % 2
     shape = (w.tokens, w.tokens, hidden) if deep else (w.tokens, hidden)
@@ -320,7 +320,7 @@ def _product_scatter(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) ->
 
 
 def _gradients(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
-    """Gradients, divided and reduced as data-parallel hooks do it; copied into inputs, or returned."""
+    """Gradients, divided and reduced as by data-parallel hooks; copied into inputs, or returned."""
     call = w.draft.call
     for number in range(2 + r.how % 2):
         choice = r.how // 2 + number * (r.b % 4)

@@ -1,7 +1,7 @@
-"""An asynchronous program on its way: steps in the order in which they run, typed on every rank, with what is under way.
+"""An asynchronous program under construction: steps in execution order, typed on every rank, with the collectives in flight.
 
-What a call writes into, and what is under way while it runs, depends on its place. Every call is checked against that as soon as
-it is written, so that programs are free of races by construction. Steps are not edited.
+What a call writes into, and what is in flight while it runs, depends on its position. Every call is checked against that as soon
+as it is added, so that programs are free of races by construction. Steps are not edited.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tcverify.strategies.draft import DraftStep, DraftValue, NoSite, PerRank, Pr
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A collective under way: the storages that it may read, and those that it may write into."""
+    """A collective in flight: the storages that it may read, and those that it may write into."""
 
     reads: frozenset[int]
     writes: frozenset[int]
@@ -35,11 +35,11 @@ class AsyncDraft(ProgramDraft):
 
     Attributes:
         writes: whether calls may write into values.
-        effects: whether calls may have effects beside their results, as sends and barriers have.
-        flying: the collectives that have been started and not been waited for, by number.
-        swaps: pairs of steps that change places on some ranks.
+        effects: whether calls may have side effects, as sends and barriers have.
+        flying: the collectives that were started and not waited for, by number.
+        swaps: pairs of steps that are swapped on some ranks.
         after: (number, number): the first step names the second in `meta["after"]`.
-        dead: steps that stay although nobody reads them.
+        dead: steps that are kept although they are unused.
     """
 
     writes: bool = True
@@ -66,7 +66,7 @@ class AsyncDraft(ProgramDraft):
         """Add a call of `op`.
 
         Raises:
-            NoSite: some rank cannot run it, the members of a group would not agree, or it meets what is under way.
+            NoSite: some rank cannot run it, the members of a group would not agree, or it conflicts with a collective in flight.
         """
         if op != "getitem" and not self._allows(resolve(op)):
             raise NoSite
@@ -128,7 +128,7 @@ class AsyncDraft(ProgramDraft):
         return len(self), self.flying.copy(), len(self.swaps), len(self.after)
 
     def restore(self, state: Any) -> None:
-        """Drop what has been added since: no copies of all there is, since drafts may be large."""
+        """Drop later additions: without copies of the whole state, since drafts may be large."""
         length, self.flying, swaps, after = state
         for number in range(length, len(self)):
             del self._specs[number]
@@ -152,12 +152,12 @@ class AsyncDraft(ProgramDraft):
         )
 
     def readable(self, value: DraftValue) -> bool:
-        """Whether nothing under way writes into the value."""
+        """Whether no collective in flight writes into the value."""
         own = self._stored([value])
         return not any(own & flight.writes for flight in self.flying.values())
 
     def writable(self, value: DraftValue) -> bool:
-        """Whether nothing under way reads the value or writes into it."""
+        """Whether no collective in flight reads the value or writes into it."""
         own = self._stored([value])
         return self.writes and not any(own & (flight.writes | flight.reads) for flight in self.flying.values())
 
@@ -167,7 +167,7 @@ class AsyncDraft(ProgramDraft):
         return [(number, maker) for number, maker in enumerate(self._makers) if isinstance(maker, DraftStep)]
 
     def calls(self) -> list[int]:
-        """Numbers of the calls that all ranks run; selections of results left out."""
+        """Numbers of the calls that all ranks run, without selections of results."""
         return [number for number, step in self._numbered() if step.only is None and step.op != "getitem"]
 
     def blocking(self) -> set[int]:
@@ -176,7 +176,7 @@ class AsyncDraft(ProgramDraft):
         return {number for number, op in found.items() if op.collective and op.phase is None and not op.effect}
 
     def unread(self) -> list[DraftValue]:
-        """What no call that all ranks run reads, inputs and dead code left out, the newest first. Writes are no results."""
+        """Results of calls on all ranks that are unused, without inputs and dead code, newest first. Writes have no results."""
         read = {number for _, step in self._numbered() if step.only is None for number in step.reads}
         found = []
         for number, step in self._numbered():
@@ -188,7 +188,8 @@ class AsyncDraft(ProgramDraft):
         return found[::-1]
 
     def sent_by_some(self) -> list[DraftValue]:
-        """What only some ranks read: it must live on the others too, or they would drop what makes it."""
+        """Values that only some ranks read: they must be kept on the others too, or those would drop the steps that
+        compute them."""
         numbers = dict.fromkeys(n for _, step in self._numbered() if step.only is not None for n in step.reads)
         return [DraftValue(number) for number in numbers]
 
@@ -213,7 +214,7 @@ class AsyncDraft(ProgramDraft):
         return Program(self.mesh, tuple(graphs), tuple(bindings), inputs, seed, tuple(dict.fromkeys(labels)))
 
     def _order_on(self, rank: int) -> tuple[int, ...]:
-        """Numbers of what a rank has: inputs first, then steps in their order there."""
+        """Numbers of a rank's inputs, then of its steps in its order."""
         order = list(range(len(self)))
         for first, second, ranks in self.swaps:
             if rank in ranks:
@@ -232,7 +233,7 @@ class AsyncDraft(ProgramDraft):
         return {constant.name: constant.of for constant in found}
 
     def _node_names(self) -> dict[int, str]:
-        """Names of steps, the same in all graphs, whatever the order and number of steps there."""
+        """Names of steps, the same in all graphs, regardless of the order and number of steps."""
         space = fx.Graph()
         for spec in self._inputs:
             space.placeholder(spec.name)

@@ -1,6 +1,6 @@
 """Steps of optimizers that need whole matrices: gathered rows, Gram matrices of them, and back to the rows of this rank.
 
-So do Newton-Schulz iterations over gradients that FSDP has divided: all_gather → wait [→ trim the padding] → x := f(x, xᵀx) …
+As in Newton-Schulz iterations over gradients that FSDP has sharded: all_gather → wait [→ trim the padding] → x := f(x, xᵀx) …
 → split → the part of this rank.
 """
 
@@ -42,7 +42,7 @@ def _gram(b: GraphBuilder, x: fx.Node) -> fx.Node:
 
 
 def _iterate(b: GraphBuilder, x: fx.Node, how: int) -> fx.Node:
-    """x := x·xᵀx, or with what is also done to the Gram matrix first."""
+    """x := x·xᵀx, or with another op on the Gram matrix first."""
     gram = _gram(b, x)
     kind = how % 8
     if kind == 1:  # divided by its own norm
@@ -89,7 +89,7 @@ def _centred(b: GraphBuilder, x: fx.Node, how: int) -> fx.Node:
 
 
 def _elementwise(b: GraphBuilder, x: fx.Node, how: int) -> fx.Node:
-    """What treats rows alike, and what does not."""
+    """Ops that treat rows alike, and ops that do not."""
     kind = how % 6
     if kind < 3:
         return (
@@ -103,7 +103,7 @@ def _elementwise(b: GraphBuilder, x: fx.Node, how: int) -> fx.Node:
 
 
 def _other(b: GraphBuilder, x: fx.Node, how: int) -> fx.Node:
-    """The Gram matrix of the rows; or nothing but a cast."""
+    """The Gram matrix of the rows; or only a cast."""
     if how % 2:
         rows = b.call("aten::mul.Tensor", b.call("aten::mm", x, _turned(b, x)), 1.0 / (4 * b.shape(x)[1]))
         return b.call("aten::mm", rows, x)

@@ -70,7 +70,7 @@ def gradient(w: FunctionalWriter, r: FunctionalRecord) -> None:
 
 
 def _bucket(w: FunctionalWriter, r: FunctionalRecord, grads: list[DraftValue], dim: str, op: str) -> None:
-    """One all_reduce of all gradients, laid out one behind the other."""
+    """One all_reduce of all gradients, flattened and concatenated."""
     call = w.draft.call
     bucket = call("aten::cat", [call("aten::view", grad, [-1]) for grad in grads], rms=grads[0].rms)
     (item,) = start_collective(w, "all_reduce", [bucket], dim, r.form, reduce_op=op)
@@ -114,7 +114,7 @@ def column_row(w: FunctionalWriter, r: FunctionalRecord) -> None:
 
 
 def chunked_product(w: FunctionalWriter, r: FunctionalRecord) -> None:
-    """A product in chunks of rows, each beside the collective of another: gathers in front of it, or reductions behind it."""
+    """A product in chunks of rows, each overlapped with the collective of another: gathers before it, or reductions after it."""
     call, dim = w.draft.call, w.roles.main
     hidden = w.setting.hidden
     rows = w.tokens

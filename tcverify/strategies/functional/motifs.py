@@ -1,4 +1,4 @@
-"""What asynchronous programs are made of besides layers: collectives, compute, writes, views, and what passes stumble over."""
+"""Parts of asynchronous programs besides layers: collectives, compute, writes, views, and typical causes of bugs in passes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tcverify.strategies.transformer.sites import pick_recent
 
 
 def collective(w: FunctionalWriter, r: FunctionalRecord) -> None:
-    """A collective of any kind, of a value or straight of an input."""
+    """A collective of any kind, of a value or directly of an input."""
     kind, dim = KINDS[r.how % len(KINDS)], w.dim(r.group)
     multiple = w.roles.multiple(dim)
 
@@ -53,7 +53,7 @@ def collective(w: FunctionalWriter, r: FunctionalRecord) -> None:
 
 
 def compute(w: FunctionalWriter, r: FunctionalRecord) -> None:
-    """An op on every element of a value, or of two; of the main activation most often."""
+    """An elementwise op on one or two values; most often on the main activation."""
     if r.how % 2 == 0:
         w.pool.append(w.main)
         w.main = unary(w, w.main, r.how // 2)
@@ -125,7 +125,7 @@ def view(w: FunctionalWriter, r: FunctionalRecord) -> None:
 
 
 def pair(w: FunctionalWriter, r: FunctionalRecord) -> None:
-    """Two collectives beside each other: alike but in kind; or the second of what is computed behind the first."""
+    """Two neighbouring collectives that differ only in kind; or one that depends on the other."""
     dim = w.dim(r.group)
     multiple = w.roles.multiple(dim)
 
@@ -204,7 +204,7 @@ def blocking(w: FunctionalWriter, r: FunctionalRecord) -> None:
     made = w.draft.call("tensor_cast::all_reduce", value, RANK, group_of(w, dim), rms=value.rms * size)
     w.labels.append("blocking")
     made = bound_value(w, made)
-    # What blocks stands on all ranks, whoever reads it.
+    # Blocking collectives are on all ranks, whether or not they are used there.
     w.outputs.append(made)
     w.pool.append(made)
 
@@ -232,7 +232,7 @@ def bounded_in_place(value: DraftValue, w: FunctionalWriter, dim: str) -> DraftV
 
 
 def inputs(w: FunctionalWriter, r: FunctionalRecord) -> None:
-    """Inputs straight into a collective, whose result is an output as it comes."""
+    """Inputs directly into a collective, whose result is an output unchanged."""
     dim = w.dim(r.group)
     value = new_input(w, "x", (w.roles.multiple(dim) * (1 + r.b % 3),), "partial", dim)
     (item,) = start_collective(w, KINDS[r.how % 3], [value], dim)
@@ -240,7 +240,7 @@ def inputs(w: FunctionalWriter, r: FunctionalRecord) -> None:
 
 
 def declared_order(w: FunctionalWriter, r: FunctionalRecord) -> None:
-    """An order that nothing but metadata says, of the latest call and an earlier one."""
+    """An order of the latest call and an earlier one that only metadata declares."""
     calls = w.draft.calls()
     moved = {number for swap in w.draft.swaps for number in swap[:2]}
     found = [number for number in calls if number not in moved]

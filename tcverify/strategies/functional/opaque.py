@@ -1,4 +1,4 @@
-"""Opaque communication, and what ranks do in different orders without waiting for each other in a circle."""
+"""Opaque communication, in different orders on different ranks without cyclic waits."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def barrier(w: FunctionalWriter, r: FunctionalRecord) -> None:
 
 
 def exchange(w: FunctionalWriter, r: FunctionalRecord) -> None:
-    """A ring: each rank sends to the next; some send before they receive, others behind, so that nobody waits for himself.
+    """A ring: each rank sends to the next; some send before they receive, others after, so that no cyclic wait occurs.
 
-    A ring of blocking sends stands still only where all do the same first.
+    A ring of blocking sends deadlocks only if all ranks do the same first.
     """
     world = w.draft.mesh.world_size
     value = pick_operand(w, r.a)
@@ -57,7 +57,7 @@ def _peer(w: FunctionalWriter, name: str, step: int) -> PerRank:
 
 
 def some_ranks(world: int, choice: int) -> frozenset[int]:
-    """Ranks that do it the other way round: not none, and not all."""
+    """Ranks with the other order: neither none nor all."""
     kinds = (
         {rank for rank in range(world) if rank % 2},
         {rank for rank in range(world) if rank},
@@ -68,7 +68,7 @@ def some_ranks(world: int, choice: int) -> frozenset[int]:
 
 
 def pipeline(w: FunctionalWriter, r: FunctionalRecord) -> None:
-    """Stages: all ranks but the first receive into a buffer, all but the last send on what they make of it."""
+    """Stages: all ranks except the first receive into a buffer, all except the last send on a value computed from it."""
     draft, world = w.draft, w.draft.mesh.world_size
     if world < 2:
         raise NoSite
@@ -90,9 +90,9 @@ def pipeline(w: FunctionalWriter, r: FunctionalRecord) -> None:
 
 
 def shared_operands(w: FunctionalWriter, r: FunctionalRecord) -> None:
-    """Two collectives of one communicator, to which some ranks bring one value twice, and the others two values.
+    """Two collectives of one communicator; some ranks contribute one value twice, and others two values.
 
-    As where ranks that have run out of work bring zeros: what is the same computation there is another one elsewhere.
+    As when ranks without work contribute zeros: a common subexpression on one rank is not common on another.
     """
     world = w.draft.mesh.world_size
     if world < 2:
@@ -115,7 +115,7 @@ def shared_operands(w: FunctionalWriter, r: FunctionalRecord) -> None:
 
 
 def swapped_starts(w: FunctionalWriter, r: FunctionalRecord) -> None:
-    """Two collectives on different communicators, started in another order on some ranks, and waited for behind both."""
+    """Two collectives on different communicators, started in different orders on some ranks, and waited for after both."""
     dims = w.dims
     if len(dims) < 2:
         raise NoSite

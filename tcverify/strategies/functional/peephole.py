@@ -1,10 +1,10 @@
 """Small asynchronous programs for passes that merge, share, cancel, divide, reinplace or drop.
 
-Two collectives that are alike but for one thing, of which something is made together; a collective of what another one has
-made; gathered or reduced rows of which a rank's part is taken; sums that are divided, or to which something is added row by
-row; views whose base is read elsewhere; dead code, which no other strategy draws. A pass on such patterns has to ask whether
-group, reduction, operand and factor are the same, whether an operand was written into in between, who else reads it or what it
-is a view of, which part is this rank's, and what has an effect that nobody reads.
+Two collectives with one difference, whose results are combined; a collective of another one's result; gathered or
+reduced rows of which a rank's part is sliced; sums that are divided, or to which rows are added; views whose base is
+read elsewhere; dead code, which no other strategy draws. A pass on such patterns has to check whether group,
+reduction, operand and factor are the same, whether an operand was written into in between, its other readers and its base,
+which part belongs to this rank, and which unused calls have side effects.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _input(w: FunctionalWriter, kind: str, dim: str) -> DraftValue:
 
 
 def _twins(w: FunctionalWriter, piece: _Piece) -> None:
-    """Two collectives, alike but for one thing, and what is made of both."""
+    """Two collectives with one difference, and a value computed from both."""
     draft, call, but = w.draft, w.draft.call, piece.but
     dim = w.dim(piece.group)
     others = [name for name in w.dims if name != dim]
@@ -165,7 +165,7 @@ def _twins(w: FunctionalWriter, piece: _Piece) -> None:
 
 
 def _part(w: FunctionalWriter, piece: _Piece) -> None:
-    """Rows or columns of what was gathered or reduced, of which a part is taken: this rank's, or another."""
+    """Rows or columns of a gathered or reduced value, of which a part is sliced: this rank's, or another."""
     dim = w.dim(piece.group)
     operand = _input(w, w.setting.data, dim)
     kind = "all_gather" if piece.collective == "all_gather" else "all_reduce"
@@ -199,7 +199,7 @@ def _part(w: FunctionalWriter, piece: _Piece) -> None:
 
 
 def _chain(w: FunctionalWriter, piece: _Piece) -> None:
-    """A collective of what another one has made: often there is one that does what both do, or nothing is left to do."""
+    """A collective of another one's result: often a single one does the work of both, or no work remains."""
     dim, how = w.dim(piece.group), piece.how
     others = [name for name in w.dims if name != dim]
     if "group" in piece.but and not others:
@@ -218,7 +218,7 @@ def _chain(w: FunctionalWriter, piece: _Piece) -> None:
 
 
 def _scaled(w: FunctionalWriter, piece: _Piece) -> None:
-    """What was reduced, or will be, divided by a number: often that is the mean, which a reduction can make by itself."""
+    """A reduction divided by a number, before or after: often the mean, which a reduction can compute directly."""
     call, dim, how = w.draft.call, w.dim(piece.group), piece.how
     op = ("sum", "avg", "max")[how // 8 % 3] if "reduction" in piece.but else "sum"
     operand = _input(w, w.setting.data, dim)
@@ -239,7 +239,7 @@ def _scaled(w: FunctionalWriter, piece: _Piece) -> None:
 
 
 def _viewed(w: FunctionalWriter, piece: _Piece) -> None:
-    """Something is made of a view, or of what a collective reads; what it is a view of is mostly read later."""
+    """A value is computed from a view, or from the operand of a collective; the base of the view is often read later."""
     call, dim, how = w.draft.call, w.dim(piece.group), piece.how
     base = _input(w, w.setting.data, dim)
     base = unary(w, base, how) if how % 4 else base
@@ -270,7 +270,7 @@ def _like(w: FunctionalWriter, value: DraftValue, dim: str) -> DraftValue:
 
 
 def _dead(w: FunctionalWriter, piece: _Piece) -> None:
-    """What nobody reads: compute, a collective, and a collective or a write that changes an input all the same."""
+    """Unused code: compute, a collective, and a collective or a write that still changes an input."""
     call, dim = w.draft.call, w.dim(piece.group)
     operand = _input(w, w.setting.data, dim)
     form = ("compute", "collective", "in-place", "write")[piece.how % 4]

@@ -1,6 +1,6 @@
 """Asynchronous programs: collectives that start and are waited for later, opaque communication, and writes around them.
 
-Whatever the bytes: no start without a wait, nothing touched that is under way, nobody waits in a circle.
+For any bytes: no start without a wait, no access that conflicts with a collective in flight, no cyclic waits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tcverify.strategies.transformer.roles import roles_of
 
 Motif = Callable[[FunctionalWriter, FunctionalRecord], None]
 
-#: What writes a record, by its kind.
+#: The writer of a record, by its kind.
 MOTIFS: dict[str, Motif] = {
     "collective": motifs.collective,
     "compute": motifs.compute,
@@ -62,7 +62,7 @@ MOTIFS: dict[str, Motif] = {
     "inputs": motifs.inputs,
 }
 
-#: What the first records of a theme write, whatever their kind: as many as there are layers.
+#: The writer of the first records of a theme, whatever their kind: as many as there are layers.
 _LAYERS: dict[str, tuple[Motif, ...]] = {
     "any": (),
     "data-parallel": (layers.forward, layers.gradient),
@@ -72,12 +72,12 @@ _LAYERS: dict[str, tuple[Motif, ...]] = {
     "joint": (layers.forward, opaque.exchange, layers.result, layers.gradient, opaque.exchange),
 }
 
-#: Calls at which no further record is written.
+#: Number of calls after which no further record is written.
 MOST_CALLS = 48
 
 
 def decode_functional(mesh: Mesh, choices: bytes) -> Program:
-    """Decode any bytes into an asynchronous program, with costs. What does not fit, or leads nowhere, is left out."""
+    """Decode any bytes into an asynchronous program, with costs. Parts that do not fit, or are unused, are left out."""
     return _decoded(mesh, choices, None)
 
 
@@ -98,11 +98,11 @@ def decode_effects(mesh: Mesh, choices: bytes) -> Program:
 
 
 def decode_traced(mesh: Mesh, choices: bytes) -> Program:
-    """Decode any bytes into an asynchronous program as a compiler has it: without writes, effects and order in metadata."""
+    """Decode any bytes into an asynchronous program as a compiler has it: without writes, side effects and order in metadata."""
     return _decoded(mesh, choices, None, traced=True)
 
 
-#: What takes the place of records whose pieces write, where nothing may be written.
+#: Replaces records whose parts write, if nothing may be written.
 _UNWRITTEN = {
     "write": "matmul", "buffer": "collective", "blocking": "unshard", "exchange": "pair", "pipeline": "matmul",
     "barrier": "compute", "swapped": "collective", "after": "inputs",
@@ -115,12 +115,12 @@ def _unwritten(record: FunctionalRecord) -> FunctionalRecord:
     return replace(record, kind=_UNWRITTEN.get(record.kind, record.kind), form=form, use=use)
 
 
-#: What has an effect, and writes into nothing.
+#: Kinds with side effects that write into nothing.
 _OPAQUE = frozenset({"exchange", "barrier", "swapped", "shares"})
 
 
 def _unwritten_but_opaque(record: FunctionalRecord) -> FunctionalRecord:
-    """A record as a compiler has it, of which effects are left."""
+    """A record as a compiler has it, which keeps its side effects."""
     made = _unwritten(record)
     return replace(made, kind=record.kind) if record.kind in _OPAQUE else made
 
@@ -163,7 +163,7 @@ def begin_program(
 
 
 def finish_program(w: FunctionalWriter, most: int | None = None) -> Program:
-    """Wait for everything, and return what nobody has read, up to as many values as the setting says."""
+    """Wait for everything, and return unused values, up to the number in the setting."""
     wait_for_due(w, LAST)
     for value in w.later:
         w.outputs.append(unary(w, value, 0))

@@ -1,4 +1,4 @@
-"""The state of an asynchronous program that is being written, and the small pieces of compute that it is made of."""
+"""The state of an asynchronous program under construction, and the small parts of compute that it consists of."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ MOST_RMS = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Collectives that somebody will wait for, or whose results somebody will use.
+    """Collectives that will be waited for, or whose results will be used.
 
     Attributes:
-        items: what they make.
-        due: number of the record behind which it happens.
-        record: what is drawn about it.
-        operands: what they read.
+        items: their results.
+        due: number of the record after which this happens.
+        record: the drawn choices.
+        operands: their operands.
         waited: whether the waits have run.
     """
 
@@ -45,15 +45,15 @@ class Pending:
 
 @dataclass(slots=True)
 class FunctionalWriter:
-    """An asynchronous program half written.
+    """An asynchronous program under construction.
 
     Attributes:
         tokens: rows of activations: a multiple of the size of every group.
         main: the activation that layers are added to, [tokens, hidden] on every rank.
         pool: values that may be read.
-        outputs: what is returned at any rate.
-        later: what is used at the end.
-        pending: what is under way, oldest first.
+        outputs: values that are returned in any case.
+        later: values that are used at the end.
+        pending: collectives in flight, oldest first.
         saved: activations and weights of layers, for their gradients.
         grads: gradients that wait to be reduced together.
         grad: of the activations.
@@ -120,7 +120,7 @@ def new_input(
 def pick_operand(
     w: FunctionalWriter, choice: int, need: Callable[[DraftValue], bool] = lambda value: True
 ) -> DraftValue:
-    """A value that can be read now and meets a need; an input straight from the caller here and there."""
+    """A value that can be read now and meets a condition; sometimes a new input."""
     found = [v for v in (*w.pool, w.main) if w.draft.readable(v) and is_floating(w, v) and need(v)]
     if choice % 8 == 7 or not found:
         made = new_input(w, "x", (w.tokens, w.setting.hidden), w.setting.data, w.dim(choice // 8))
@@ -134,7 +134,7 @@ def is_floating(w: FunctionalWriter, value: DraftValue) -> bool:
 
 
 def partner(w: FunctionalWriter, value: DraftValue, choice: int) -> DraftValue:
-    """Another value of one type with `value`, or a new input."""
+    """Another value of the same type as `value`, or a new input."""
     found = [v for v in (*w.pool, w.main) if w.draft.readable(v) and w.draft.same_type(v, value)]
     if found and choice % 4 != 3:
         return pick_recent(found, choice)
@@ -143,7 +143,7 @@ def partner(w: FunctionalWriter, value: DraftValue, choice: int) -> DraftValue:
 
 
 def per_rank(w: FunctionalWriter, name: str, of: Callable[[int], Any]) -> Any:
-    """What `of` says, where it says one thing on all ranks, else a rank constant."""
+    """The result of `of`, if it is the same on all ranks, else a rank constant."""
     said = [of(rank) for rank in range(w.draft.mesh.world_size)]
     return said[0] if all(one == said[0] for one in said) else PerRank(name, of)
 
@@ -163,7 +163,7 @@ def group_size(w: FunctionalWriter, dim: str) -> Any:
 
 
 def bound_value(w: FunctionalWriter, value: DraftValue) -> DraftValue:
-    """The value, scaled down where it has become large."""
+    """The value, scaled down if it has become large."""
     if w.draft.elements(value) > MOST_ELEMENTS:
         raise NoSite
     if value.rms <= MOST_RMS:
@@ -228,7 +228,7 @@ def write_norm(w: FunctionalWriter, value: DraftValue, choice: int) -> DraftValu
 
 
 def write_into_value(w: FunctionalWriter, target: DraftValue, choice: int, source: DraftValue | None = None) -> None:
-    """Write into a value that nobody is reading: add, scale or copy."""
+    """Write into a value that is not being read: add, scale or copy."""
     if not w.draft.writable(target) or not is_floating(w, target):
         raise NoSite
     how = choice % 4

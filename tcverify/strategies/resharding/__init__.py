@@ -1,1 +1,1 @@
-"""Programs of tensors with layouts, brought from mesh to mesh."""
+"""Programs of tensors with layouts, which are moved between meshes."""

@@ -1,4 +1,4 @@
-"""What a program of resharding is drawn as: a header and records of fixed width, and the meshes that bytes stand for."""
+"""The choices of a resharding program: a header and records of fixed width, and the meshes that bytes encode."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _BYTE = tuple(range(256))
 
 @dataclass(frozen=True, slots=True)
 class ReshardingSetting:
-    """What holds for a whole program.
+    """Settings of a whole program.
 
     Attributes:
         theme: which kinds of records there are; see `KINDS`.
         shape: of the (whole) tensor that it begins with.
         dtype: of all values.
-        odd: whether it may ask for what no lowering carries out.
-        outputs: most values that are returned.
-        mesh, where, how: layout that it begins with; see `ReshardingRecord`.
+        odd: whether it may contain changes that lowerings reject.
+        outputs: largest number of returned
+        values. mesh, where, how: initial layout; see `ReshardingRecord`.
         seed: of the input values.
     """
 
@@ -52,7 +52,7 @@ class ReshardingRecord:
         a, b: which values it reads, counted from the newest.
         mesh: of which sort the mesh is; see `mesh_of`.
         where: which of them, two bytes.
-        how: what else is to be chosen.
+        how: further choices.
     """
 
     kind: str
@@ -91,7 +91,7 @@ HEADER: dict[str, tuple[Any, ...]] = {
 
 _COMMON = (("compute", 7), ("binary", 4), ("matmul", 3), ("sum", 2), ("view", 3), ("in-place", 1), ("output", 2))
 
-#: What a record's kind picks from, by theme. Entries after the first of a theme's own begin its program, whatever is drawn.
+#: The table of a record's kind, by theme. The first entries of a theme begin its program in any case.
 KINDS: dict[str, tuple[str, ...]] = {
     "any": weighted_table(
         ("none", 3), ("set", 14), ("reduce", 11), ("grid", 5), ("stages", 1), ("streams", 1), *_COMMON
@@ -103,7 +103,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "streams": weighted_table(("none", 6), ("streams", 6), ("set", 3), ("reduce", 1), *_COMMON),
 }
 
-#: Per field of `ReshardingRecord`, what its byte picks from; `kind` from `KINDS`.
+#: Per field of `ReshardingRecord`, the table of its byte; `kind` uses `KINDS`.
 RECORD: dict[str, tuple[Any, ...]] = {
     "kind": _BYTE,
     "row": weighted_table(
@@ -127,7 +127,7 @@ WIDTH = HEADER_WIDTH + RECORDS * RECORD_WIDTH
 
 
 def decode_resharding_choices(choices: bytes) -> tuple[ReshardingSetting, tuple[ReshardingRecord, ...]]:
-    """Decode `WIDTH` bytes, whatever they are. Bytes that are missing count as 0, further ones are not read."""
+    """Decode any `WIDTH` bytes. Missing bytes count as 0, additional ones are ignored."""
     choices = choices.ljust(WIDTH, b"\0")
     setting = ReshardingSetting(
         *(table[byte % len(table)] for table, byte in zip(HEADER.values(), choices, strict=False))
@@ -141,7 +141,7 @@ def decode_resharding_choices(choices: bytes) -> tuple[ReshardingSetting, tuple[
 
 
 def mesh_of(world_size: int, sort: str, number: int) -> DeviceMesh:
-    """The 1-D mesh of a sort that a number stands for.
+    """The 1-D mesh of a sort, selected by a number.
 
     Args:
         sort: "full" are all ranks in order, "reversed" from the last; "pair" are two, "subset" some in order, "ordered" some in
@@ -160,7 +160,7 @@ def mesh_of(world_size: int, sort: str, number: int) -> DeviceMesh:
 
 
 def ordered_mesh(world_size: int, count: int, number: int) -> DeviceMesh:
-    """Some ranks in the order that a number stands for; number 0 are the first ones."""
+    """Some ranks in an order that a number selects; number 0 means the first ones."""
     left, ranks = list(range(world_size)), []
     for _ in range(min(count, world_size)):
         number, at = divmod(number, len(left))
@@ -169,7 +169,7 @@ def ordered_mesh(world_size: int, count: int, number: int) -> DeviceMesh:
 
 
 def grid_of(world_size: int, number: int) -> DeviceMesh:
-    """A mesh of two dims that a number stands for."""
+    """A mesh of two dims, selected by a number."""
     sizes = range(1, world_size + 1)
     shapes = [(rows, columns) for rows in sizes for columns in sizes if 1 < rows * columns <= world_size]
     shapes.sort(key=lambda shape: (min(shape) == 1, math.prod(shape), shape))

@@ -1,4 +1,4 @@
-"""The table of decisions: what communication a set or a reduction takes, read off its layouts alone."""
+"""The decision table: which communication a set or a reduction needs, determined by its layouts alone."""
 
 from __future__ import annotations
 

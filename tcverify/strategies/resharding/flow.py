@@ -1,4 +1,4 @@
-"""A program of resharding as it grows: what has been made so far, in which layout, and how large its values may be."""
+"""A resharding program under construction: the values so far, their layouts, and bounds of their magnitudes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tcverify.program import PlacedInput, PlacedPlan, PlacedStep, Recipe, Use
 from tcverify.strategies.draft import NoSite
 from tcverify.strategies.resharding.choices import ReshardingRecord, ReshardingSetting
 
-#: No value may become larger: next to large ones a small difference is rounding.
+#: Upper bound of values: next to large ones, small differences are lost in rounding.
 LARGEST = 500.0
 
 
@@ -29,7 +29,7 @@ class ReshardingTensor:
     Attributes:
         shape: of the whole.
         spec: of each rank's part.
-        bound: no element is larger.
+        bound: of the magnitude of elements.
     """
 
     name: str
@@ -48,7 +48,7 @@ class ReshardingTensor:
 
     @property
     def outer(self) -> bool:
-        """Whether in memory nothing stands before the one sharded dim, if there is one."""
+        """Whether the one sharded dim, if any, is the outermost in memory."""
         return all(
             dim is None or all(size == 1 for size in self.spec.shape[:dim])
             for dim, parts in zip(self.layout.sharding, self.mesh.shape, strict=True)
@@ -77,7 +77,7 @@ class ReshardingFlow:
     _storages: int = 0
 
     def attempt(self, motif: Callable[[ReshardingFlow, ReshardingRecord], None], record: ReshardingRecord) -> bool:
-        """Write a record; what does not fit leaves nothing behind. Returns whether it fits."""
+        """Write a record; one that does not fit leaves no trace. Returns whether it fits."""
         grown: tuple[list[Any], ...] = self.inputs, self.steps, self.pool, self.outputs, self.marks
         before = [len(items) for items in grown]
         try:
@@ -109,7 +109,7 @@ class ReshardingFlow:
         stream_axis: int | None = None,
         bound: float | None = None,
     ) -> ReshardingTensor:
-        """A local op. By default its result lies as its first operand, and is no larger than that.
+        """A local op. By default its result has the layout of its first operand, and is no larger.
 
         Raises:
             NoSite: its operands do not fit together, or its result may be too large.
@@ -146,7 +146,7 @@ class ReshardingFlow:
         return self.pool[-1 - number % len(self.pool)]
 
     def mark(self, label: str) -> None:
-        """Label the program, if the newest step is alive in the end."""
+        """Label the program, if the newest step is still needed at the end."""
         self.marks.append((self.steps[-1].name, label))
 
     def own(self, x: ReshardingTensor) -> bool:
@@ -154,7 +154,7 @@ class ReshardingFlow:
         return all(given.spec.alias != x.spec.alias for given in self.given.values())
 
     def plan(self, labels: Sequence[str]) -> PlacedPlan:
-        """The program, without what is dead: it returns the outputs and, newest first, what nobody reads."""
+        """The program, without what is dead: it returns the outputs and, newest first, unused values."""
         read = {name for step in self.steps for name in step.reads}
         unread = [value.name for value in reversed(self.pool) if value.name not in read]
         wanted = dict.fromkeys([self.pool[-1].name, *(value.name for value in self.outputs), *unread])

@@ -1,4 +1,4 @@
-"""Pieces of resharding programs other than a set or a reduction alone: local ops, stages, grids, products and streams."""
+"""Parts of resharding programs besides single sets and reductions: local ops, stages, grids, products and streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tcverify.strategies.resharding.table_rows import reduce_of_row, rooted_redu
 _UNARY = ("aten::relu", "aten::neg", "aten::abs")
 _BINARY = ("aten::add.Tensor", "aten::sub.Tensor", "aten::maximum", "aten::mul.Tensor")
 
-#: Meshes of two stages, as far as there are the ranks.
+#: Meshes of two stages, if there are enough ranks.
 _STAGES = ((0,), (1,), (0, 1, 2, 3), (0, 2, 3), (1, 0, 2), (1, 0))
 
 
@@ -91,7 +91,7 @@ def in_place(flow: ReshardingFlow, record: ReshardingRecord) -> None:
 
 
 def output(flow: ReshardingFlow, record: ReshardingRecord) -> None:
-    """Return a value, whoever else reads it; now and then an input."""
+    """Return a value, whether or not it has other readers; sometimes an input."""
     given = [value for value in flow.pool if value.name in flow.given]
     x = given[-1 - record.b % len(given)] if record.how % 3 == 2 else flow.read(record.a)
     flow.outputs.append(x)
@@ -147,7 +147,7 @@ def grid(flow: ReshardingFlow, record: ReshardingRecord) -> None:
 def gather_in_chunks(flow: ReshardingFlow, record: ReshardingRecord) -> None:
     """A gather in chunks, and a product whose chunks may be computed on streams of their own."""
     mesh = mesh_of(flow.world_size, record.mesh, record.where)
-    if record.a and mesh.size < 3 <= flow.world_size:  # who is behind is somebody else than who is before
+    if record.a and mesh.size < 3 <= flow.world_size:  # the previous and the next rank differ
         mesh = ordered_mesh(flow.world_size, 3, record.where)
     trips = (2, 1, 3, 4, 8, 5, 6, 7)[record.how % 8]
     rows, inner, columns = 1 + record.b % 3, 2 + record.b // 3 % 3, 2 + record.b // 9 % 3
@@ -164,7 +164,7 @@ def gather_in_chunks(flow: ReshardingFlow, record: ReshardingRecord) -> None:
     op = "aten::linear" if linear else "aten::matmul"
     flow.call(op, gathered, weight, *extra, stream_axis=0, bound=x.bound * weight.bound * inner + 1)
     flow.mark("pipelined")
-    if record.how // 128:  # somebody else reads what is gathered
+    if record.how // 128:  # the gathered value has another reader
         flow.call("aten::neg", gathered)
 
 

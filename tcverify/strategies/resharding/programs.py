@@ -1,4 +1,4 @@
-"""Programs whose tensors carry layouts: they are brought from mesh to mesh, reduced on the way, and computed with in between.
+"""Programs whose tensors carry layouts: they are moved between meshes, reduced, and computed with in between.
 
 Of the mesh that a program is drawn on only the number of ranks counts: its tensors lie on meshes of their own.
 """
@@ -18,7 +18,7 @@ from tcverify.strategies.resharding.choices import (
 from tcverify.strategies.resharding.flow import ReshardingFlow
 from tcverify.strategies.resharding.motifs import MOTIFS
 
-#: Numbers of ranks that programs are drawn for unless others are asked for; the simplest first.
+#: Default numbers of ranks of drawn programs; the simplest first.
 RESHARDING_WORLD_SIZES = (2, 3, 4, 4, 4, 5, 6, 6)
 
 #: What a theme's first record is.
@@ -26,12 +26,12 @@ _FIRST = {"stages": "stages", "pipelined": "pipelined", "scattered": "scattered"
 
 
 def decode_resharding(mesh: Mesh, choices: bytes) -> Program:
-    """Decode any bytes into a program on as many ranks as `mesh` has. What does not fit, or leads nowhere, is left out."""
+    """Decode any bytes into a program on as many ranks as `mesh` has. Parts that do not fit, or are unused, are left out."""
     return plan_of(mesh.world_size, choices).build()
 
 
 def plan_of(world_size: int, choices: bytes) -> PlacedPlan:
-    """What `decode_resharding` makes a program of."""
+    """The plan from which `decode_resharding` builds a program."""
     setting, records = decode_resharding_choices(choices)
     flow = open_flow(world_size, setting)
     for number, record in enumerate(records[:RECORDS]):

@@ -1,4 +1,4 @@
-"""What tensor-parallel programs on functional collectives are drawn as: a header and a record per layer, a byte per choice."""
+"""The choices of tensor-parallel programs on functional collectives: a header and a record per layer, a byte per choice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BYTE = tuple(range(256))
 
 @dataclass(frozen=True, slots=True)
 class SequenceSetting:
-    """What holds for a whole program; see `HEADER` for the values.
+    """Settings of a whole program; see `HEADER` for the values.
 
     Attributes:
         layers: how many; a layer is an all_reduce, a residual, a norm, and products up to the next all_reduce.
@@ -49,7 +49,7 @@ class SequenceLayer:
         view: what stands between sum and residual.
         wait: when the all_reduce is waited for, and what happens behind.
         users: what else is returned: of the sum, the residual, the norm, its statistic, or its insides.
-        odd: what passes stumble over, if anything.
+        odd: an unusual change that may break passes, if any.
         width: of the products up to the next all_reduce, in H.
         act: the function between them.
     """

@@ -1,6 +1,6 @@
 """Tensor-parallel layers on functional collectives, as compilers capture them: sums, residuals, norms of aten's ops, products.
 
-What differs from what captured models hold is drawn too: other reductions and groups, norms over other dims, residuals that
+Variations that captured models do not contain are drawn too: other reductions and groups, norms over other dims, residuals that
 vary, writes, and layers that are sequence parallel already.
 """
 
@@ -174,7 +174,7 @@ def write_all_reduce(w: FunctionalWriter, layer: SequenceLayer, addend: DraftVal
     if layer.reduce == "in-place":
         return call(WAIT, call(f"{_C10D}all_reduce_", call("aten::clone", addend), op, dim, rms=rms))
     start = call(f"{_C10D}all_reduce", addend, op, dim, rms=rms)
-    if layer.odd == "swapped-waits":  # two under way, the later one waited for first
+    if layer.odd == "swapped-waits":  # two in flight, the later one waited for first
         w.labels.append(layer.odd)
         second = call(f"{_C10D}all_reduce", call("aten::neg", addend), op, dim, rms=rms)
         w.outputs.append(call(WAIT, second))

@@ -1,4 +1,4 @@
-"""Aimed programs: a pattern of sequence parallelism, alive up to some element, and something unusual there."""
+"""Aimed programs: a pattern of sequence parallelism up to some element, and an unusual change there."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What an aimed program is; see `FIELDS` for the values.
+    """The choices of an aimed program; see `FIELDS` for the values.
 
     Attributes:
         pattern: which.
@@ -102,7 +102,7 @@ def decode_aimed(mesh: Mesh, choices: bytes) -> Program:
 
 
 def aim_at(mesh: Mesh, setting: TransformerSetting, aim: Aim) -> Program:
-    """Write an aimed program. What does not fit together is left out."""
+    """Write an aimed program. Parts that do not fit together are left out."""
     w = begin_program(mesh, replace(setting, degenerate=None))
     _start(w, aim)
     elements = PATTERNS[aim.pattern]

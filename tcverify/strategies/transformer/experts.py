@@ -2,8 +2,8 @@
 
 A layer is an attention block, parallel over the ranks as in structured programs or computed by all of them, and a block of
 experts: gate → top-k → routing → products by expert → the way back → weighed sum, with a shared expert beside them. Weights of
-the experts are on every rank; where they are not, or where something depends on how many tokens there are, a rewrite that goes
-by tokens must leave the block alone.
+the experts are on every rank; if they are not, or if something depends on the number of tokens, a rewrite by tokens
+must leave the block unchanged.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Experts:
         biased: whether the experts have biases.
         shared: a shared expert: on every rank ("plain", "gated" by a sigmoid), or divided over them ("parallel").
         keep: what is returned besides.
-        tidy: whether what stands around both blocks is as in most models: a residual that goes on, and nobody else who reads.
+        tidy: whether the context of both blocks is as in most models: a residual that continues, and no other readers.
     """
 
     attention: str

@@ -24,7 +24,7 @@ _VECTOR = shard(0)
 
 #: (query heads, key heads, head size) per rank; the simplest first: MHA, MQA and GQA.
 _HEADS = ((1, 1, 2), (2, 1, 2), (2, 2, 2), (1, 1, 4), (4, 2, 2), (2, 1, 4))
-#: Columns of the MLP per rank; 0: so many in all that the group does not divide them.
+#: Columns of the MLP per rank; 0: a total that the group does not divide.
 _FEATURES = (1, 2, 3, 4, 2, 4, 2, 0)
 
 

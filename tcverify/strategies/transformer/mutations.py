@@ -1,7 +1,7 @@
-"""Changes of a half-written program, each of which a pass may stumble over. Every one keeps it well-typed.
+"""Changes of a program under construction, each of which may break a pass. All of them keep it well-typed.
 
-A mutation is a function of the program, the byte that picks where and the byte that picks how. It raises NoSite, or makes a
-call whose shapes do not fit, where the program has nothing to change; then the program stays as it was.
+A mutation is a function of the program, the byte that selects where and the byte that selects how. If the program has nothing
+to change, it raises NoSite, or makes a call whose shapes do not fit; then the program is unchanged.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Mutation = Callable[[TransformerWriter, int, int], None]
 def extra_user(w: TransformerWriter, where: int, how: int) -> None:
     """Something else reads a value too."""
     value = pick(activations(w), where)
-    if how % 8 == 7:  # something later in the program, which goes on with the sum
+    if how % 8 == 7:  # something later in the program, which continues with the sum
         later = [
             v for v in activations(w) if v.number > value.number and spec_of(w, v).shape == spec_of(w, value).shape
         ]
@@ -79,14 +79,14 @@ def inner_output(w: TransformerWriter, where: int, how: int) -> None:
 
 
 def tuple_whole(w: TransformerWriter, where: int, how: int) -> None:
-    """A tuple of results is returned as it is."""
+    """A tuple of results is returned whole."""
     value, _ = pick(calls(w, ADD_RMS_NORM2), where)
     w.draft.change(value)
     w.extras.append(value)
 
 
 def one_result(w: TransformerWriter, where: int, how: int) -> None:
-    """Of the two results, one is not read: its readers read the first addend."""
+    """Of the two results, one is unused: its readers read the first addend."""
     value, step = pick(calls(w, ADD_RMS_NORM2), where)
     for item, selection in readers(w, value):
         if selection.args[1] % 2 == how % 2:
@@ -107,7 +107,7 @@ def negative_getitem(w: TransformerWriter, where: int, how: int) -> None:
 
 
 def swapped_addends(w: TransformerWriter, where: int, how: int) -> None:
-    """The addends of an addition change places."""
+    """The addends of an addition are swapped."""
     value, step = pick(calls(w, ADD, ADD_RMS_NORM, ADD_RMS_NORM2), where)
     first, second, *rest = step.args
     if not isinstance(second, DraftValue):
@@ -122,7 +122,7 @@ def scaled_addend(w: TransformerWriter, where: int, how: int) -> None:
 
 
 def _replace_addend(w: TransformerWriter, where: int, make: Callable[[TensorSpec], Any]) -> None:
-    """Put something else in the place of a residual, that is of the addend that is not the latest value."""
+    """Replace a residual, that is the addend that is not the latest value, by something else."""
     value, step = pick(calls(w, ADD_RMS_NORM2, ADD_RMS_NORM, ADD), where)
     first, second, *rest = step.args
     if not isinstance(second, DraftValue):
@@ -193,7 +193,7 @@ def view_read_twice(w: TransformerWriter, where: int, how: int) -> None:
 
 
 def other_view(w: TransformerWriter, where: int, how: int) -> None:
-    """A value is viewed in another split, by its norm or by nobody, and viewed back."""
+    """A value is viewed with another split, by its norm or by no reader, and viewed back."""
     value = w.draft.behind = pick(activations(w), where)
     shape = spec_of(w, value).shape
     *lead, tokens, wide = (*shape[: token_axis(shape)], *shape[token_axis(shape) :])
@@ -233,7 +233,7 @@ def sliced_norm(w: TransformerWriter, where: int, how: int) -> None:
 
 
 def cast_between(w: TransformerWriter, where: int, how: int) -> None:
-    """A chain goes on in another dtype for a while."""
+    """A chain continues in another dtype for a while."""
     value = w.draft.behind = pick(activations(w), where)
     dtype = spec_of(w, value).dtype
     other = torch.bfloat16 if dtype is torch.float32 else torch.float32
@@ -299,7 +299,7 @@ def other_group(w: TransformerWriter, where: int, how: int) -> None:
 
 
 def already_rewritten(w: TransformerWriter, where: int, how: int) -> None:
-    """A norm behind an all_reduce is rewritten already: it works on this rank's tokens, and its result is gathered."""
+    """A norm after an all_reduce is rewritten already: it works on this rank's tokens, and its result is gathered."""
     found = [(v, s) for v, s in calls(w, *NORMS) if _reduced(w, s) is not None]
     value, step = pick(found, where)
     source = _reduced(w, step)

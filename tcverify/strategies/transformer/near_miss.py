@@ -1,4 +1,4 @@
-"""Near misses: structured programs with up to three mutations, each of which may put a pattern out of a pass's reach, or not."""
+"""Near misses: structured programs with up to three mutations, each of which may or may not prevent a pattern from matching."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tcverify.strategies.transformer.mutations import MUTATIONS
 from tcverify.strategies.transformer.programs import finish_program, result, write_program
 from tcverify.strategies.transformer.writing import TransformerWriter
 
-#: Numbers of tokens that a mutation asks for, in the terms of `TransformerSetting.sequence`.
+#: Numbers of tokens for a mutation, in terms of `TransformerSetting.sequence`.
 SIZES: dict[str, tuple[int, int] | None] = {
     "tokens-as-ranks": (1, 0),
     "indivisible": (1, 1),
@@ -21,7 +21,7 @@ SIZES: dict[str, tuple[int, int] | None] = {
     "square": None,
 }
 
-#: What the first byte of a record picks from; see `MUTATIONS` and `SIZES`.
+#: Choices of the first byte of a record; see `MUTATIONS` and `SIZES`.
 KINDS = weighted_table(
     ("none", 18),
     ("extra-user", 5),
@@ -75,7 +75,7 @@ def decode_near_miss(mesh: Mesh, choices: bytes) -> Program:
 def write_mutated(
     mesh: Mesh, setting: TransformerSetting, blocks: tuple[BlockChoices, ...], records: list[Record]
 ) -> Program:
-    """Write a structured program and mutate it. Mutations that it has no place for are left out."""
+    """Write a structured program and mutate it. Mutations that do not fit are left out."""
     labels = ["near-miss"]
     for kind, _, _ in records:
         if kind in SIZES:
@@ -89,7 +89,7 @@ def write_mutated(
 
 
 def mutate(w: TransformerWriter, kind: str, where: int, how: int) -> TransformerWriter:
-    """Return the program with one mutation, or as it was where the mutation finds no place."""
+    """Return the program with one mutation, or unchanged if the mutation does not fit."""
     trial = fork(w)
     trial.draft.scope = (kind,)
     try:

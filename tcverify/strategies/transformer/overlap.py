@@ -1,4 +1,4 @@
-"""Overlap programs: branches that depend on each other here and there, so that communication can run beside compute."""
+"""Overlap programs: branches with few dependencies between them, so that communication can overlap with compute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tcverify.strategies.transformer.programs import begin_program, finish_progr
 from tcverify.strategies.transformer.sites import new_input
 from tcverify.strategies.wild.growths import ends_of, grow
 
-#: What a record's first byte picks from; see `GROWTHS`.
+#: Choices of a record's first byte; see `GROWTHS`.
 OPS = weighted_table(
     ("none", 2),
     ("matmul", 9),
@@ -53,7 +53,7 @@ MOST_OUTPUTS = 6
 
 
 def decode_overlap(mesh: Mesh, choices: bytes) -> Program:
-    """Decode any bytes into an overlap program, with costs. What does not fit, or leads nowhere, is left out."""
+    """Decode any bytes into an overlap program, with costs. Parts that do not fit, or are unused, are left out."""
     choices = choices.ljust(WIDTH, b"\0")
     setting, _ = decode_choices(choices[:HEADER_WIDTH])
     w = begin_program(mesh, replace(setting, degenerate=None))

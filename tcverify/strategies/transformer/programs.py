@@ -28,7 +28,7 @@ from tcverify.strategies.transformer.writing import (
 
 
 def write_program(mesh: Mesh, setting: TransformerSetting, blocks: tuple[BlockChoices, ...]) -> TransformerWriter:
-    """Write the program of these choices up to what it returns. Every combination of choices gives a well-typed program."""
+    """Write the program of these choices except its return value. Every combination of choices gives a well-typed program."""
     w = begin_program(mesh, setting)
     enter(w)
     for number, block in enumerate(blocks):
@@ -41,7 +41,7 @@ def write_program(mesh: Mesh, setting: TransformerSetting, blocks: tuple[BlockCh
 
 
 def begin_program(mesh: Mesh, setting: TransformerSetting) -> TransformerWriter:
-    """Return a program of this setting of which nothing is written."""
+    """Return an empty program with this setting."""
     roles = roles_of(mesh)
     times, more = setting.sequence if setting.sequence is not None else (0, setting.hidden)
     sequence = max(1, times * roles.largest + more)
@@ -59,7 +59,7 @@ def finish_program(w: TransformerWriter, *labels: str) -> Program:
 
 
 def enter(w: TransformerWriter) -> None:
-    """Add the input x and what becomes of it before the first block."""
+    """Add the input x and process it before the first block."""
     s = w.setting
     layout = layout_of(w, "sb" if s.layout == "sbh" else "bs", s.layout == "flat")
     kind = {"reduce": PARTIAL, "varying": VARYING}.get(s.entry)
@@ -145,7 +145,7 @@ def _reduce(w: TransformerWriter, block: BlockChoices, dim: str, addend: DraftVa
             part = replace(part, rms=addend.rms * w.roles.size(dim), dense=True)
             return w.draft.call("tensor_cast::all_gather", part, axis, RANK, main)
     across = w.roles.other if dim == w.roles.main else w.roles.main
-    # Only beside another norm: else a defect that needs one norm would shrink to a twin and two groups.
+    # Only next to another norm: otherwise a defect that needs one norm would shrink to a twin and two groups.
     if block.twin and block.norm != "none" and across is not None and min(w.roles.sizes(across)) > 1:
         w.extras.append(_norm(w, "rms_norm", all_reduce(w, addend, across), tie=False))
     return all_reduce(w, addend, dim)

@@ -17,12 +17,12 @@ I8, U8, E4M3, E8M0 = torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_
 BYTES = Recipe("integers", 256.0)  # two elements of four bits each, sign-mixed
 
 OPS = {"int8": "static_quant_linear", "int4": "static_quant_linear_int4", "fp8": "fp8_linear", "mxfp4": "mxfp4_linear"}
-#: Root mean square of an element as it is stored.
+#: Root mean square of an element as stored.
 RMS = {"int8": 37.0, "int4": 4.6, "fp8": 0.58, "mxfp4": 2.9}
 
 
 class Operand(NamedTuple):
-    """An input of a linear: what `ProgramDraft.input` wants to know, but for the placement."""
+    """An input of a linear: arguments of `ProgramDraft.input`, except the placement."""
 
     role: str
     shape: tuple[int, ...]

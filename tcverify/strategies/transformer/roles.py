@@ -1,4 +1,4 @@
-"""What the dims of a mesh are for in a transformer program."""
+"""The roles of mesh dims in a transformer program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tcverify.program import VARYING, Mesh, Placement
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What each dim of a mesh does in a program.
+    """The role of each dim of a mesh in a program.
 
     Attributes:
         main: the dim of tensor parallelism: "tp" if there is one, else the last; but one with groups of several ranks, if
@@ -48,7 +48,7 @@ class Roles:
         return math.lcm(*self.members[dim])
 
     def declared(self, placements: Sequence[tuple[str, Placement]]) -> tuple[tuple[str, Placement], ...]:
-        """Complete the placements so that they are true of the values: varying over dims that are not aligned with theirs."""
+        """Complete the placements so that they are correct: varying over dims that are not aligned with theirs."""
         named = [dim for dim, _ in placements]
         extra = {other for dim in named for other in self.astray[dim] if other not in named}
         return (*placements, *((dim, VARYING) for dim in sorted(extra)))

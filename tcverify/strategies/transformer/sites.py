@@ -1,4 +1,4 @@
-"""Where a half-written program can be changed, and the small pieces that changes are made of."""
+"""Sites where a program under construction can be changed, and the small parts of which changes consist."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ FUSED = tuple(
 )
 COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, *FUSED)
 MARKERS = tuple(f"tensor_cast::_internal_{name}" for name in ("mark_region_begin", "mark_region_end", "copy_region"))
-#: What stands between two matrix products, first of all the all_reduce.
+#: Ops between two matrix products, above all the all_reduce.
 CHAIN = (ALL_REDUCE, *MARKERS, VIEW, ADD, RMS_NORM, ADD_RMS_NORM, "getitem", "tensor_cast::layer_norm")
 
 
 def pick(found: Sequence[T], choice: int) -> T:
-    """The entry that a byte picks; raises NoSite when there is none."""
+    """The entry that a byte selects; raises NoSite if there is none."""
     if not found:
         raise NoSite
     return found[choice % len(found)]
 
 
 def pick_recent(found: Sequence[T], choice: int) -> T:
-    """The entry that a byte picks: 0 the newest, and newer ones more often; raises NoSite when there is none."""
+    """The entry that a byte selects: 0 is the newest, and newer ones are more likely; raises NoSite if there is none."""
     if not found:
         raise NoSite
     return found[-1 - (choice**3 * len(found) >> 24)]
@@ -76,7 +76,7 @@ def call(w: TransformerWriter, op: str, *args: Any, **kwargs: Any) -> DraftValue
 
 
 def swap_in(w: TransformerWriter, old: DraftValue, new: DraftValue) -> None:
-    """Let all readers of `old`, the outputs among them, read `new`, except what `new` depends on."""
+    """Make all readers of `old`, including outputs, read `new`, except those that `new` depends on."""
     w.draft.redirect(old, new)
     if w.hidden.number == old.number:
         w.hidden = new
@@ -168,7 +168,7 @@ def scatter(w: TransformerWriter, value: DraftValue, axis: int, over: DraftGroup
 
 
 def gather(w: TransformerWriter, value: DraftValue, axis: int, over: DraftGroup | PerRank) -> DraftValue:
-    """Put the parts of a group's members together."""
+    """Concatenate the parts of a group's members."""
     return call(w, ALL_GATHER, value, axis, RANK, over)
 
 

@@ -1,6 +1,6 @@
-"""Something unusual at one place of a pattern: a twist changes the value that the pattern has reached, or what stands beside it.
+"""An unusual change at one point of a pattern: a twist changes the value that the pattern has reached, or its surroundings.
 
-A twist is a function of the program and a byte that picks how. It raises NoSite where it does not apply.
+A twist is a function of the program and a byte that selects how. It raises NoSite if it does not apply.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def along_hidden(w: TransformerWriter, how: int) -> None:
 
 
 def along_tokens(w: TransformerWriter, how: int) -> None:
-    """Ops in which a token meets others."""
+    """Ops that mix tokens."""
     h, axis = w.hidden, _axis(w)
     tokens = spec_of(w, h).shape[axis]
     dtype = spec_of(w, h).dtype
@@ -93,7 +93,7 @@ def along_tokens(w: TransformerWriter, how: int) -> None:
 
 
 def fewer_tokens(w: TransformerWriter, how: int) -> None:
-    """The pattern goes on with some of the tokens."""
+    """The pattern continues with some of the tokens."""
     axis = _axis(w)
     tokens = spec_of(w, w.hidden).shape[axis]
     first, last = [(0, max(1, tokens // 2)), (tokens // 2, tokens), (0, max(1, tokens - 1))][how % 3]
@@ -101,13 +101,13 @@ def fewer_tokens(w: TransformerWriter, how: int) -> None:
 
 
 def more_tokens(w: TransformerWriter, how: int) -> None:
-    """The pattern goes on with all tokens twice."""
+    """The pattern continues with all tokens twice."""
     axis = _axis(w)
     _both(w, lambda value: call(w, "tensor_cast::cat", [value, value], axis))
 
 
 def another_view(w: TransformerWriter, how: int) -> None:
-    """The value, and perhaps the residual, goes on in another shape."""
+    """The value, and perhaps the residual, continues in another shape."""
     *lead, tokens, wide = spec_of(w, w.hidden).shape
     forms = [
         [-1, wide],
@@ -124,7 +124,7 @@ def another_view(w: TransformerWriter, how: int) -> None:
 
 
 def transpose_pattern(w: TransformerWriter, how: int) -> None:
-    """The pattern goes on with two dims exchanged, perhaps also in memory."""
+    """The pattern continues with two dims swapped, perhaps also in memory."""
     _both(w, lambda value: call(w, "aten::transpose.int", value, 0, 1))
     if how % 2:
         _both(w, lambda value: call(w, "aten::clone", value, memory_format=torch.contiguous_format))
@@ -136,7 +136,7 @@ def marker(w: TransformerWriter, how: int) -> None:
 
 
 def cast(w: TransformerWriter, how: int) -> None:
-    """The value goes on in another dtype."""
+    """The value continues in another dtype."""
     dtype = spec_of(w, w.hidden).dtype
     w.hidden = call(w, "aten::_to_copy", w.hidden, dtype=torch.bfloat16 if dtype is torch.float32 else torch.float32)
 
@@ -158,7 +158,7 @@ def collective(w: TransformerWriter, how: int) -> None:
 
 
 def keep_local_part(w: TransformerWriter, how: int) -> None:
-    """The pattern goes on with this rank's part of the tokens, or of another dim."""
+    """The pattern continues with this rank's part of the tokens, or of another dim."""
     main = DraftGroup(w.roles.main)
     axis = _axis(w) if how % 4 < 3 else how // 8 % len(spec_of(w, w.hidden).shape)
     first = scatter(w, w.hidden, axis, main) if how % 2 else chunk(w, w.hidden, axis, w.roles.main)
@@ -168,7 +168,7 @@ def keep_local_part(w: TransformerWriter, how: int) -> None:
 
 
 def gather_wider(w: TransformerWriter, how: int) -> None:
-    """The pattern goes on with what the group's members have, put together."""
+    """The pattern continues with the concatenated parts of the group's members."""
     axis = how % len(spec_of(w, w.hidden).shape)
     _both(w, lambda value: gather(w, value, axis, DraftGroup(w.roles.main)))
 
@@ -188,7 +188,7 @@ def return_pattern_value(w: TransformerWriter, how: int) -> None:
 
 
 def read_pattern_value(w: TransformerWriter, how: int) -> None:
-    """Something else reads the value, before the pattern goes on."""
+    """Something else reads the value, before the pattern continues."""
     h = w.residual if how // 8 % 2 else w.hidden
     forms: list[Callable[[], DraftValue]] = [
         lambda: norm(w, h),
@@ -212,7 +212,7 @@ def independent(w: TransformerWriter, how: int) -> None:
 
 
 def residual(w: TransformerWriter, how: int) -> None:
-    """The residual is another one from here on."""
+    """The residual is a different one from here on."""
     shape, dtype = spec_of(w, w.hidden).shape, spec_of(w, w.hidden).dtype
     axis = token_axis(shape)
     main = w.roles.main

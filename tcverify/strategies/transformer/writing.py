@@ -1,4 +1,4 @@
-"""A program half written, and what writes one activation, weight or view more."""
+"""A program under construction, and functions that add an activation, weight or view."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ F32, BF16 = torch.float32, torch.bfloat16
 
 @dataclass(slots=True)
 class TransformerWriter:
-    """A program half written: its setting, made concrete, and the activations that later blocks may read.
+    """A program under construction: its setting, made concrete, and the activations that later blocks may read.
 
     Attributes:
         sequence: S.
@@ -26,7 +26,7 @@ class TransformerWriter:
         hidden: what the next block reads.
         residual: the residual stream.
         first: the input x, after its collective.
-        extras: what is returned beside the last hidden value.
+        extras: values returned besides the last hidden value.
         weights: by role, shape and placements, the latest weight, for tying.
     """
 

@@ -1,6 +1,6 @@
-"""What wild programs grow by: each function adds one or two values to those there are, or raises where it does not fit.
+"""Growths of wild programs: each function adds one or two values, or raises if it does not fit.
 
-A growth is a function of the program, the values, the first operand and two bytes: what else it reads, and how it is done.
+A growth is a function of the program, the values, the first operand and two bytes, which select further operands and a variant.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KINDS = ("replicated", "partial", "varying", "shard")
 
 
 def _partner(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int) -> DraftValue:
-    """Another operand of the shape and dtype of `a`: a value there is, or a new input."""
+    """Another operand of the shape and dtype of `a`: an existing value, or a new input."""
     spec = spec_of(w, a)
     found = [
         v for v in values if w.draft.specs(v)[0].layout[::2] == spec.layout[::2] and w.draft.shape(v) == spec.shape
@@ -68,7 +68,7 @@ def _axis(w: TransformerWriter, a: DraftValue, choice: int) -> int:
 
 
 def unary(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
-    """An op on every element."""
+    """An elementwise op."""
     ops = [
         "tensor_cast::gelu",
         "tensor_cast::silu",
@@ -168,7 +168,7 @@ def all_gather(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue
 
 
 def all_to_all(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
-    """Equal parts of the first dim change places in a group."""
+    """Equal parts of the first dim are exchanged within a group."""
     dim, over = _group(w, how)
     rows = (spec_of(w, a).shape or (0,))[0]
     if any(rows % size for size in w.roles.sizes(dim)) or not rows:
@@ -199,7 +199,7 @@ def view(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: i
 
 
 def transpose(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
-    """Two dims change places; perhaps also in memory."""
+    """Two dims are swapped; perhaps also in memory."""
     rank = len(spec_of(w, a).shape)
     turned = call(w, "aten::transpose.int", a, b % max(1, rank), how % max(1, rank))
     return [call(w, "aten::clone", turned, memory_format=torch.contiguous_format) if how // 8 % 2 else turned]
@@ -217,7 +217,7 @@ def slices(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b:
 
 
 def cat(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
-    """Two values, one behind the other."""
+    """Two values, concatenated."""
     other = _partner(w, values, a, b)
     made = call(w, "tensor_cast::cat", [a, other][:: 1 if how % 2 else -1], _axis(w, a, how // 2))
     return [replace(made, rms=max(a.rms, other.rms))]
@@ -257,7 +257,7 @@ def attention(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue,
 
 
 def in_place(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
-    """Write into a value; what shares its storage changes with it."""
+    """Write into a value; all that share its storage change with it."""
     op = pick(("aten::mul_.Tensor", "aten::add_.Tensor"), how)
     made = call(w, op, a, 0.5)
     w.draft.change(made, on=a)
@@ -265,7 +265,7 @@ def in_place(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, 
 
 
 def write(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int) -> list[DraftValue]:
-    """A sum with an input, into which the sum is written afterwards: nobody need take notice of that but the caller."""
+    """A sum with an input, into which the sum is written afterwards: only the caller has to notice."""
     spec = spec_of(w, a)
     inputs = [v for v in values if w.draft.step(v) is None and v.number != a.number]
     alike = [v for v in inputs if w.draft.shape(v) == spec.shape and w.draft.specs(v)[0].dtype is spec.dtype]
@@ -315,7 +315,7 @@ def index(w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: 
 def filled_tensor(
     w: TransformerWriter, values: Sequence[DraftValue], a: DraftValue, b: int, how: int
 ) -> list[DraftValue]:
-    """A tensor that is made of nothing, and added to a value."""
+    """A newly created tensor, added to a value."""
     spec = spec_of(w, a)
     made = w.draft.call("aten::full", list(spec.shape[-1:]), 0.5, dtype=spec.dtype, like=a)
     return [replace(call(w, ADD, a, made), rms=a.rms + 0.5)]
@@ -361,7 +361,7 @@ GROWTHS: dict[str, Growth] = {
     "split": split,
 }
 
-#: Most elements that a value may have, and most that its values may measure before they are scaled down.
+#: Largest number of elements of a value, and largest magnitude before values are scaled down.
 MOST_ELEMENTS = 2048
 MOST_RMS = 6.0
 
@@ -369,7 +369,7 @@ MOST_RMS = 6.0
 def grow(
     w: TransformerWriter, op: str, values: Sequence[DraftValue], a: DraftValue, b: int, how: int
 ) -> list[DraftValue]:
-    """The values that a growth adds; none where it does not fit, and then the program is as it was."""
+    """The values that a growth adds; none if it does not fit, and then the program is unchanged."""
     found: list[DraftValue] = []
     attempt(w, _grow, found, op, values, a, b, how)
     w.draft.scope = ()
@@ -396,7 +396,7 @@ def _grow(
 
 
 def ends_of(w: TransformerWriter, values: Sequence[DraftValue]) -> list[DraftValue]:
-    """Those of the values that no step reads; steps that only write do not count."""
+    """The unused values; steps that only write do not count as readers."""
     known = {value.number for value in values}
     steps = [step for made, step in w.draft.steps(values) if step.on is None or made.number in known]
     read = {number for step in steps for number in step.reads}

@@ -12,7 +12,7 @@ from tcverify.strategies.transformer.sites import new_input, pick, pick_recent
 from tcverify.strategies.transformer.writing import TransformerWriter
 from tcverify.strategies.wild.growths import KINDS, ends_of, grow
 
-#: What the first byte of a record picks from; see `GROWTHS`.
+#: Choices of the first byte of a record; see `GROWTHS`.
 OPS = weighted_table(
     ("none", 3),
     ("all-reduce", 6),
@@ -53,7 +53,7 @@ WIDTH = HEADER_WIDTH + 1 + INPUTS * INPUT_WIDTH + RECORDS * RECORD_WIDTH
 
 
 def decode_wild(mesh: Mesh, choices: bytes) -> Program:
-    """Decode any bytes into a wild program. What does not fit, or leads nowhere, is left out."""
+    """Decode any bytes into a wild program. Parts that do not fit, or are unused, are left out."""
     choices = choices.ljust(WIDTH, b"\0")
     setting, _ = decode_choices(choices[:HEADER_WIDTH])
     w = begin_program(mesh, replace(setting, degenerate=None))

@@ -1,1 +1,1 @@
-"""Providers of evidence: how each kind is taken, when a check first asks for it. A file each."""
+"""Providers of evidence, one file each. A kind is collected when a check first asks for it."""

@@ -1,4 +1,4 @@
-"""Evidence `domain`: both versions in the number domain that was asked for, beside float64."""
+"""Evidence `domain`: both versions in the requested number domain, in addition to float64."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _exact(original: Program, rewritten: Program) -> DomainRuns:
     runs: list[Comparison] = []
     for draw in range(MORE_DRAWS):
         if draw >= DRAWS and len({agrees(comparison) for comparison in runs}) == 1:
-            break  # else more draws decide
+            break  # otherwise further draws decide
         comparison = _LOCKSTEP.compare(original, rewritten, Exact(draw))
         if not (comparison.original.finished and comparison.rewritten.finished):
             why = comparison.rewritten.why if comparison.original.finished else comparison.original.why

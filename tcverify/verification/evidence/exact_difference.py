@@ -1,4 +1,4 @@
-"""Evidence `exact-difference`: why versions differ in the exact domain where float64 sees nothing."""
+"""Evidence `exact-difference`: why versions differ in the exact domain although they agree in float64."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from tcverify.program import Doubt
 
 
 def run_lockstep(evidence: Evidence) -> list[Comparison]:
-    """Run the rewritten program beside the original's run, unless the pass's process has."""
+    """Run the rewritten program for comparison with the original's run, unless the pass's process has done so."""
     assert evidence.request is not None
     pair, baseline, lockstep = evidence.pair, evidence.request.baseline, evidence.request.lockstep
     if pair.foreign is not None:

@@ -1,4 +1,4 @@
-"""Evidence on the original alone: `conditioning`, `rounding`, `op-laws`. All are costly, and seldom asked for."""
+"""Evidence on the original alone: `conditioning`, `rounding`, `op-laws`. All are costly and rarely needed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tcverify.program import Doubt, Program
 
 
 def conditioning(evidence: Evidence) -> dict[str, float]:
-    """By how much outputs change when what is computed on the way changes a little, by label."""
+    """By how much outputs change under tiny perturbations of intermediate results, by label."""
     assert evidence.request is not None
     return evidence.request.lockstep.probe(evidence.pair.original, evidence.request.baseline)
 
 
 def rounding(evidence: Evidence) -> Mapping[str, Noise]:
-    """What rounding to the program's own dtypes makes of outputs, by label."""
+    """The effect on outputs of rounding to the program's own dtypes, by label."""
     assert evidence.request is not None
     return rounding_noise(evidence.pair.original, evidence.request.baseline)
 
 
 def op_laws(evidence: Evidence) -> Callable[[Program], Doubt | None]:
-    """On which law of an op it depends whether a rewritten program is equal to the original."""
+    """The law of an op on which the equality of the rewritten program and the original depends."""
     return cache(partial(law_needed, evidence.pair.original))

@@ -1,4 +1,4 @@
-"""Evidence `second-application`: what becomes of a program that the pass is applied to once more."""
+"""Evidence `second-application`: the program after the pass is applied to it a second time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evidence `stream-orders`: a lowered program in other orders of its streams."""
+"""Evidence `stream-orders`: a lowered program with its streams in other orders."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from tcverify.execution import Exploration, explore, explore_on_cuda
 
 
 def explore_streams(evidence: Evidence) -> Exploration | None:
-    """Play other orders of the streams: few, or on deep verification all that matter; then on the device, if asked for.
+    """Try other orders of the streams: a few or, in deep verification, all that matter; then on the device, if requested.
 
-    Only for `interleavings`: what happens-before says of an order is an example, for which alone no order is played.
+    Only for the check `interleavings`: `happens-before` needs an order only as an example, and that alone is not worth a run.
     """
     assert evidence.request is not None
     program, request, contract = evidence.rewritten, evidence.request, evidence.contract

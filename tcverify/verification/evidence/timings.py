@@ -1,4 +1,4 @@
-"""Evidence `timings`: a program whose asynchronous collectives read and write at other times."""
+"""Evidence `timings`: the program with asynchronous collectives that read and write at other times."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ MOVES = ("init_routing_v2", "unpermute_tokens")
 
 
 def _by_expert(topk_indices: Tensor) -> Tensor:
-    """Which choice stands in which routed row: numbers of choices, token · k + position among the token's."""
+    """Which choice is in which routed row: numbers of choices, token · k + position among the token's."""
     return torch.argsort(topk_indices.reshape(-1), stable=True)
 
 

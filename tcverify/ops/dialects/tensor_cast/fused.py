@@ -32,7 +32,7 @@ _NAMES = {"scale": "quant_scale", "offset": "quant_offset"}
 
 
 def _computed(name: str, native: bool, *args: Any, **kwargs: Any) -> Any:
-    """Compute a fused op; as some function where nobody has defined its parts.
+    """Compute a fused op; as an uninterpreted function if its parts are not defined.
 
     Args:
         native: whether parts are computed as in their own dtypes.

@@ -1,4 +1,4 @@
-"""The tensor_cast dialect as torch sees it: signatures, shapes, and definitions for where nobody else has defined the ops.
+"""The tensor_cast dialect as torch sees it: signatures, shapes, and definitions for ops that no other library has defined.
 
 The real TensorCast registers shape-only kernels under the same names, by `torch.library.custom_op`. What it has defined is
 left alone: graphs of its ops are executed by what the table says. What is missing is defined here when a graph first needs
@@ -239,7 +239,7 @@ OPS = (
 
 
 def define_tensor_cast() -> None:
-    """Define the ops of namespace `tensor_cast` that nobody has defined yet, with kernels that compute."""
+    """Define the ops of namespace `tensor_cast` that are not defined yet, with kernels that compute."""
     keep = lasting_library("tensor_cast")
     for op in OPS:
         name = op.name.removeprefix("tensor_cast::")

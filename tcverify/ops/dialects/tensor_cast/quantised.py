@@ -78,12 +78,12 @@ def halves(packed: Tensor, dim: int) -> Tensor:
 
 
 def signed_int4(codes: Tensor) -> Tensor:
-    """The integers −8…7 that codes 0…15 stand for."""
+    """The integers −8…7 for codes 0…15."""
     return codes - ((codes & 8) << 1)
 
 
 def doubled_e2m1(codes: Tensor) -> Tensor:
-    """Twice the numbers that E2M1 codes stand for: integers. Sign, two bits of exponent (bias 1), one bit of fraction."""
+    """Twice the numbers for E2M1 codes: integers. Sign, two bits of exponent (bias 1), one bit of fraction."""
     exponent, fraction = (codes >> 1) & 3, codes & 1
     size = torch.where(exponent == 0, fraction, (2 + fraction) << (exponent - 1).clamp(min=0))
     return torch.where(codes >= 8, -size, size)

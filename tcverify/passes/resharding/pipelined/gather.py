@@ -24,7 +24,7 @@ def gather_then_multiply(
     streams: StepStreams,
     gathering: type[Gathering] | None = None,
 ) -> tuple[fx.Node, fx.Node]:
-    """Write the gathering of A and its product, chunk by chunk, where the writer stands.
+    """Write the gathering of A and its product, chunk by chunk, at the writer's position.
 
     "collective" takes one all_gather per chunk of dim 0; the other forms have a step for every shard of every such chunk.
 
@@ -33,7 +33,7 @@ def gather_then_multiply(
         gathering: writes the steps.
 
     Returns:
-        The gathered A and the product, complete for who reads them on the caller's stream behind this.
+        The gathered A and the product, complete for later readers on the caller's stream.
     """
     chunks, parts = found.made.shape[:2]
     loop = Loop(writer, streams, chunks if form == "collective" else chunks * parts)

@@ -224,7 +224,7 @@ def _require_operands(node: fx.Node, others: Iterable[tuple[str, Any]]) -> None:
 
 
 def _require_vector(node: fx.Node) -> None:
-    """Refuse a bias that is no vector: chunks of the product would need parts of it."""
+    """Refuse a bias that is not a vector: chunks of the product would need parts of it."""
     bias = named_arguments(node).get("bias")
     if isinstance(bias, fx.Node) and len(_spec(bias).shape) != 1:
         raise Unsupported(
@@ -237,7 +237,7 @@ def _require_vector(node: fx.Node) -> None:
 
 
 def match_matmul_scatter(node: fx.Node, order: NodeOrder) -> MatmulScatter | None:
-    """The partial products that `node` sums and divides, if they can be made in chunks; None where that is not asked for.
+    """The partial products that `node` sums and divides, if they can be computed in chunks; None if that is not requested.
 
     Raises:
         Unsupported: the stream axis is not dim 0 of the result, or the partial products are of vectors.

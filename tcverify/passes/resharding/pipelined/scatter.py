@@ -25,9 +25,9 @@ def multiply_then_scatter(
     streams: StepStreams,
     scattering: type[Scattering] | None = None,
 ) -> fx.Node:
-    """Write partial products and their sums, chunk by chunk, where the writer stands.
+    """Write partial products and their sums, chunk by chunk, at the writer's position.
 
-    Chunks are of dim 0 of the result, unless that is what is divided over the ranks. "collective" takes one reduce_scatter per
+    Chunks are of dim 0 of the result, unless that dim is divided over the ranks. "collective" takes one reduce_scatter per
     chunk; the other forms have a step for every rank's part of every chunk.
 
     Args:
@@ -35,7 +35,7 @@ def multiply_then_scatter(
         scattering: writes the steps.
 
     Returns:
-        This rank's part of the sum, complete for who reads it on the caller's stream behind this.
+        This rank's part of the sum, complete for later readers on the caller's stream.
     """
     chunks, size = (found.total.shape[0] if found.scattered else 1), len(found.team)
     loop = Loop(writer, streams, chunks if form == "collective" else chunks * size)

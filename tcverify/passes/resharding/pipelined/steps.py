@@ -1,6 +1,6 @@
-"""The loop of a pipeline, unrolled: each step on a stream of its own.
+"""The loop of a pipeline, unrolled: each step on a separate stream.
 
-A loop of its own lets every worker wait for the caller's stream, so that no worker waits for another; then each step sets its
+A separate loop lets every worker wait for the caller's stream, so that no worker waits for another; then each step sets its
 stream, communicates and computes, and the caller's stream waits for it.
 """
 
