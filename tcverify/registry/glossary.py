@@ -230,7 +230,7 @@ def explained(word: str) -> str | None:
     wanted = word.strip().lower()
     for terms, meaning in GLOSSARY.items():
         for term in terms.split(", "):
-            name = term.lower()
+            name = term.lower().replace("-", " ")
             if wanted.replace("-", " ") in (name, f"{name}s", f"{name}es"):
                 return meaning
     return None
