@@ -163,10 +163,6 @@ GLOSSARY: dict[str, str] = {
         "NaN, or a wrong integer, in memory that no op has written yet. An op that reads it too early "
         "computes a visibly wrong value."
     ),
-    "probe": (
-        "the largest change of an output of the original when the results of its ops are perturbed by tiny "
-        "amounts. A difference of many times the probe is not rounding."
-    ),
     "program": "what all ranks run: a graph per rank, a mesh, inputs and their placements.",
     "race": "two accesses to one storage, at least one of them a write, whose order nothing guarantees.",
     "rank": "one process of the distributed program.",
@@ -182,6 +178,10 @@ GLOSSARY: dict[str, str] = {
     ),
     "residue": "a value of the exact domain: an integer modulo a prime.",
     "rewritten": "of a program or graph: after the pass.",
+    "rounding error, probe": (
+        "the largest change of an output of the original when the results of its ops are perturbed in their last bits. "
+        "A difference of many times the rounding error is a defect."
+    ),
     "scale": "the largest magnitude of an output. Rounding errors are compared with it.",
     "scaled-down program": (
         "a program with small sizes in place of its real ones, and the same meaning. Large programs are judged on it."

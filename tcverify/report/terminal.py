@@ -190,7 +190,7 @@ class TerminalReport:
         """What was run: it says how much the verdict is worth."""
         counts = event.statistics
         ran = ", ".join(f"{n} in {name}" if name == "lockstep" else f"{n} on {name}" for name, n in counts.ran.items())
-        say(self.console, f"  ran {ran or 'nowhere'}; {counts.changed} changed by the pass")
+        say(self.console, f"  {f'ran {ran}' if ran else 'no program ran'}; {counts.changed} changed by the pass")
         for name, number in sorted(counts.rewrites.items()):
             say(
                 self.console,

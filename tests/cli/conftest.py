@@ -151,7 +151,7 @@ def normalise(text: str, *directories: Path) -> str:
         (r"\d+\.\d s, \d+ programs?/s", "1.0 s, 10 programs/s"),
         (r"(?m)^time: .*(\n    .*)*", "time: …"),
         (r"torch \d\S*, python \d\S*", "torch X, python X"),
-        (r"[\d.e+]+ times the\s+probe", "1e9 times the probe"),
+        (r"[\d.e+]+ times the\s+rounding\s+error", "1e9 times the rounding error"),
         (r"(?m)^ *[~^]+ *\n", ""),
         (r",\s+by\s+the\s+programs\s+that\s+were\s+traced", ""),  # before Python 3.12
         (r"(?m)^((?:tcverify|torch|python|hypothesis|platform|cores|nccl|streams)  +)\S.*$", r"\1…"),

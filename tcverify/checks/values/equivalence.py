@@ -125,7 +125,7 @@ def _by_label(deltas: list[Delta]) -> dict[str, list[Delta]]:
 
 
 def _sizes(delta: Delta, scale: float, noise: float) -> str:
-    ratio = f", {delta.difference / noise:.1e} times the probe" if noise and math.isfinite(noise) else ""
+    ratio = f", {delta.difference / noise:.1e} times the rounding error" if noise and math.isfinite(noise) else ""
     return (
         f"at {list(delta.worst)} it is {delta.actual:.9g} instead of {delta.expected:.9g} "
         f"(difference {delta.difference:.2e}, scale {scale:.2e}{ratio})"
