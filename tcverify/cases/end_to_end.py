@@ -48,9 +48,9 @@ def decode_end_to_end(data: Any) -> EndToEnd:
         KeyError, TypeError: it is malformed.
     """
     texts = [data["state"], data["entry"], data["detail"], *data["lines"]]
-    wrong = next((one for one in texts if not isinstance(one, str)), None)
-    if wrong is not None:
-        raise TypeError(f"{wrong!r:.60} is not a text")
+    for one in texts:
+        if not isinstance(one, str):
+            raise TypeError(f"{one!r:.60} is not a text")
     if data["state"] not in get_args(EndToEndState):
         raise TypeError(f"{data['state']!r:.60} is not the end of a trial: {', '.join(get_args(EndToEndState))}")
     return EndToEnd(data["state"], data["entry"], data["detail"], tuple(data["lines"]))

@@ -18,7 +18,7 @@ from torch import fx
 from tcverify.errors import Unsupported
 from tcverify.ops import schema_of
 from tcverify.pytorch.base import TorchPass
-from tcverify.pytorch.end_to_end.pipeline import EAGER_KERNELS, SORT, Pipeline, constant, imported
+from tcverify.pytorch.end_to_end.pipeline import DEVICE_KNOWN, EAGER_KERNELS, SORT, Pipeline, constant, imported
 
 #: What `bucket_mode` is where nobody has said it.
 UNSET = "unset"
@@ -133,20 +133,26 @@ class PreBucketFsdp(Bucketing):
 
     @classmethod
     def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
-        """Overlap scheduling begins with it, and tells it the one mode that it knows."""
-        mode = None if options["mode"] == UNSET else options["mode"]
-        told = options["bucket_mode"] if mode is None and options["bucket_mode"] != UNSET else mode
-        settings = overlap_settings({
-            "pre_bucketing_fsdp_collectives": True,
-            "pre_bucketing_fsdp_collectives_bucket_cap_mb": options["cap_mb"],
-            "bucket_mode": told,
-        })  # fmt: skip
-        configured = "" if mode is not None or told is None else f"{_MODE} = {told!r}"
+        """Overlap scheduling begins with it. Told no mode, it calls what makes buckets of FSDP, which reads that itself."""
+        mode, configured = (None if options[name] == UNSET else options[name] for name in ("mode", "bucket_mode"))
+        if mode is None and configured is not None:
+            settings = {
+                **bucket_settings("all_gathers", options["cap_mb"], fsdp=True),
+                **bucket_settings("reduce_scatters", options["cap_mb"], fsdp=True),
+                _MODE: configured,
+            }
+        else:
+            settings = overlap_settings({
+                "pre_bucketing_fsdp_collectives": True,
+                "pre_bucketing_fsdp_collectives_bucket_cap_mb": options["cap_mb"],
+                "bucket_mode": mode,
+                "custom_runtime_estimation": constant(1e-3),
+            })  # fmt: skip
         found = _pipeline(
             settings, "fsdp", "pre_bucket_fsdp_collectives", f"mode={mode!r}, bucket_cap_mb={options['cap_mb']!r}"
         )
-        before = (imported("torch._inductor", "config"), f"config.{configured}") if configured else ()
-        return replace(found, call=(*before, *found.call))
+        before = (imported("torch._inductor", "config"), f"config.{_MODE} = {configured!r}") if configured else ()
+        return replace(found, definitions=(DEVICE_KNOWN,), call=(*before, *found.call))
 
 
 class BucketCollectives(Bucketing):

@@ -17,7 +17,7 @@ from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.bucketing import overlap_settings, require_functional, without_second_waits
 from tcverify.pytorch.compat import device_known, filter_known_options, patch_attributes
 from tcverify.pytorch.control_deps import plain_order
-from tcverify.pytorch.end_to_end.pipeline import EAGER_KERNELS, Code, Pipeline, imported
+from tcverify.pytorch.end_to_end.pipeline import DEVICE_KNOWN, EAGER_KERNELS, Code, Pipeline, imported
 
 #: Estimates the time of a call, in milliseconds; the second argument is a size in bytes that counts instead of its own.
 Estimate = Callable[[fx.Node, "int | None"], "float | None"]
@@ -64,7 +64,7 @@ class ScheduleOverlapBucketing(TorchPass):
                 **overlap_settings({**told, "custom_runtime_estimation": Code(estimated)}),
                 **EAGER_KERNELS,
             },
-            definitions=(_ESTIMATES[estimated],),
+            definitions=(DEVICE_KNOWN, _ESTIMATES[estimated]),
             call=(
                 imported("torch._inductor.fx_passes.overlap_scheduling", "schedule_overlap_bucketing"),
                 f"schedule_overlap_bucketing(gm, custom_runtime_estimation={estimated}, **{arguments!r})",
@@ -126,6 +126,7 @@ class ManualOverlapBucketing(TorchPass):
         return Pipeline(
             entry="torch.compile with post_grad_custom_post_pass",
             settings={"post_grad_custom_post_pass": Code("hook"), **EAGER_KERNELS},
+            definitions=(DEVICE_KNOWN,),
             call=(
                 imported("torch._inductor.fx_passes.overlap_manual_scheduling", "manual_overlap_bucketing"),
                 f"modules = {modules!r}  # one after the other",

@@ -60,7 +60,7 @@ class Pipeline:
 
 def constant(value: float) -> Code:
     """A function that always returns this."""
-    return Code(f"lambda _: {value!r}")
+    return Code(f"lambda *_: {value!r}")
 
 
 def imported(module: str, *names: str) -> str:
@@ -71,4 +71,19 @@ def imported(module: str, *names: str) -> str:
 #: What follows passes that leave nodes in front of what they read.
 SORT = (imported("torch._inductor.pattern_matcher", "stable_topological_sort"), "stable_topological_sort(gm.graph)")
 
-__all__ = ["EAGER_KERNELS", "SORT", "Code", "Pipeline", "constant", "imported"]
+#: Lines that answer what estimates of run time ask the device, see `compat.device_known`: scripts run where there is none.
+DEVICE_KNOWN = """\
+from torch._inductor import comm_analysis
+from torch.utils import _runtime_estimation
+
+# Estimates of run time ask which GPU there is: none has to be, and this answers as an A100 would.
+for module, name, value in (
+    (comm_analysis, "get_gpu_type", comm_analysis.NVIDIA_GPU_TYPE.AMPERE),
+    (_runtime_estimation, "get_device_tflops", 312.0),
+    (_runtime_estimation, "get_gpu_dram_gbps", 1555.0),
+    (_runtime_estimation, "get_device_dram_gbps", 1555.0),
+):
+    if hasattr(module, name):
+        setattr(module, name, lambda *_, value=value, **__: value)"""
+
+__all__ = ["DEVICE_KNOWN", "EAGER_KERNELS", "SORT", "Code", "Pipeline", "constant", "imported"]

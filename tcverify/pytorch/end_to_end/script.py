@@ -23,7 +23,7 @@ from tcverify.pytorch.end_to_end.pipeline import Code, Pipeline
 from tcverify.pytorch.functional_graphs import known_options
 
 #: Seconds after which a collective that nobody joins is given up, and after which all ranks are.
-WAITS = 20
+WAITS = 25
 SECONDS = 75
 
 #: So many times as far as rounding is expected to take one version, the two may be apart: both round.
@@ -60,6 +60,7 @@ GROUP = {}  # the name that this rank's process group of a mesh dim has
 LIMITS = $limits  # how far rounding may take results; all others have to be equal
 ERROR = $error  # the exception that is the defect, and the function that raises it, where that is known
 WAITED = "imed out", "Connection closed by peer", "Connection reset by peer"  # no rank leaves before the last has ended
+PLACE = []  # where ranks leave files
 CALLS = []  # what a rank has called beside ops of torch
 
 
@@ -88,6 +89,7 @@ def observed(step, rank):
 
 def run(rank, folder):
     """Be a rank; leave what it saw in a file."""
+    PLACE.append(folder)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -133,7 +135,7 @@ def short(value):
 def compared(rank, path):
     """Lines on a rank, and what is wrong with it: nothing, a defect, or why that cannot be told."""
     if not os.path.exists(path):
-        return [f"rank {rank}: expected a result, got none within $seconds s"], "waits forever", ""
+        return [f"rank {rank}: no result within $seconds s"], "", f"rank {rank} has no result within $seconds s"
     expected, got, failed = torch.load(path)
     if expected is None:
         return [f"rank {rank}: eager {failed[0]}"], "", f"eager {failed[0]}"
@@ -252,7 +254,7 @@ def make_script(case: Counterexample, pipeline: Pipeline, way: Way) -> str:
         imports="\n".join(_imports(pipeline, way)),
         world_size=program.world_size,
         groups=repr({dim.name: [list(group) for group in dim.groups] for dim in program.mesh.dims}),
-        settings=f"SETTINGS = {_written(settings)}  # of torch._inductor.config\n\n\n" if settings else "",
+        settings=_settings(settings),
         limits=_written(limits_of(program, codes)),
         error=repr(error_of(case, by_function=placed is None)),
         body="\n\n\n".join(definitions),
@@ -311,7 +313,14 @@ def _operations(codes: Sequence[RankCode], *, ordered: bool) -> list[str]:
 
 
 #: Nothing is kept between runs, and nothing is compiled elsewhere.
-_QUIET: Mapping[str, Any] = {"force_disable_caches": True, "compile_threads": 1}
+_QUIET: Mapping[str, Any] = {"fx_graph_cache": False, "compile_threads": 1}
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    if not settings:
+        return ""
+    eager = "; ops call the kernels of eager, so that no C++ is compiled" if "fallback_by_default" in settings else ""
+    return f"# Of torch._inductor.config{eager}.\nSETTINGS = {_written(settings)}\n\n\n"
 
 
 def _patches(pipeline: Pipeline) -> list[str]:
@@ -396,9 +405,27 @@ def rewritten(step, rank):
     compiled = torch.compile(lambda *given: part.apply(*given), fullgraph=True, dynamic=False$backend)
     return lambda *given: step(*given, apply=compiled)'''
 
-_SOME = """
+_SOME = '''\
+def rewritten(step, rank):
+    """The step as torch.compile makes it on some ranks. The others wait until those have compiled, not for collectives."""
     if rank $ranks:
-        return step"""
+        return lambda *given: (compiled_on_all(rank), step(*given))[1]
+
+    def backend(gm, given):
+        compiled = torch._dynamo.lookup_backend("$backend")(gm, given)
+        compiled_on_all(rank)
+        return compiled
+
+    return torch.compile(step, fullgraph=True, dynamic=False, backend=backend)
+
+
+def compiled_on_all(rank):
+    """Return when every rank has come here, or has ended."""
+    with open(f"{PLACE[0]}/{rank}.ready", "w"):
+        pass
+    ends = [(f"{PLACE[0]}/{other}.ready", f"{PLACE[0]}/{other}.pt") for other in range(WORLD_SIZE)]
+    while not all(any(map(os.path.exists, either)) for either in ends):
+        time.sleep(0.05)'''
 
 
 _FORMS = {"": _COMPILED, "beside": _BESIDE, "cut": _CUT}
@@ -411,8 +438,7 @@ def _rewritten(pipeline: Pipeline, way: Way) -> str:
     text = Template(_FORMS[pipeline.training]).substitute(backend=backend)
     eager = {"all": "", "first": "!= 0", "even": "% 2 == 1", "odd": "% 2 == 0"}[pipeline.compiled_ranks]
     if eager:
-        first, _, rest = text.partition("\n    return")
-        text = f"{first}{Template(_SOME).substitute(ranks=eager)}\n    return{rest}"
+        text = Template(_SOME).substitute(ranks=eager, backend=pipeline.backend)
     hooked = any(value == "hook" for value in pipeline.settings.values())
     return "\n".join([*_changing(pipeline), "", "", *_HOOK, "", "", text]) if hooked else text
 
