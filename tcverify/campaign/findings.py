@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -223,9 +224,11 @@ class Findings:
                     blame = self._plan.blame(self._subject, verdict, target.kind, target.deep, self._confirm)
                 case = replace(case, blame=blame)
                 write_counterexample(case, self._plan.report_dir)
-            if not unfinished:
+            if not unfinished and self._plan.end_to_end is not None:
+                start = time.monotonic()
                 with self._interrupts.open():
                     case = tried_end_to_end(case, self._plan)
+                self._record.statistics.seconds.update({"end to end": time.monotonic() - start})
             self._target = None
         except UsageError:
             self._target = None

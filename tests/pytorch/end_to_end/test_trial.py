@@ -74,7 +74,7 @@ def gathered() -> Program:
 
     def build(b: GraphBuilder) -> object:
         inputs = [b.input(name) for name in "xy"]
-        gathers = [b.call("_c10d_functional::all_gather_into_tensor", one, 2, b.group("tp")) for one in inputs]
+        gathers = [b.call("_c10d_functional::all_gather_into_tensor", one, 2, "tp") for one in inputs]
         return tuple(b.call("_c10d_functional::wait_tensor", one) for one in gathers)
 
     return of_two([InputSpec("x", (2,)), InputSpec("y", (3,))], build)
