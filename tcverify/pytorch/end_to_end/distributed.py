@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from tcverify.errors import Unsupported
@@ -105,7 +106,10 @@ def _placed(name: str, placed: str | None, dims: Sequence[str], over: Mapping[st
 
 
 def _listed(placed: str) -> str:
-    """Placements as code."""
+    """Placements as code; what they are called comes from a file."""
+    for one in placed.split(","):
+        if re.fullmatch(r"R|S\d|P(sum|avg|max|min|product)", one) is None:
+            raise Unsupported(f"'{one}' is no placement")
     return f"[{', '.join(_PLACEMENTS[one[0]].format(_number(one[1:])) for one in placed.split(','))}]"
 
 

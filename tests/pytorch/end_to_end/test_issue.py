@@ -68,3 +68,14 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     says(run_here("show", str(ours), "--format", "pytorch-issue"), 2, "is not a pass of PyTorch", "torch: subjects")
     both = run_here("show", str(ours), str(theirs), "--format", "pytorch-issue")
     says(both, 2, "an issue shows one counterexample, not 2", "give one file or ID")
+
+
+@ON_213
+def test_a_replay_tries_again_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    stale = replace(case_of("dtensor-fill-partial"), end_to_end=EndToEnd("right", "DTensor", "as it was"))
+    path = str(write_counterexample(stale, tmp_path / "reports"))
+    again = run_here("replay", path)
+    assert again.code == 1
+    assert "end to end: also in DTensor: wrong value on ranks 0, 1" in again.out
+    assert "end to end" not in run_here("replay", path, "--confirm", "none").out

@@ -107,3 +107,10 @@ def test_scripts_import_torch_alone() -> None:
         names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         known = {"torch", "datetime", "os", "sys", "tempfile", "time", "traceback", "warnings"}
         assert {name.partition(".")[0] for name in names} <= known
+
+
+def test_what_a_file_calls_a_placement_is_no_code() -> None:
+    case = case_of("dtensor-fill-partial")
+    program = replace(case.program, options={"x": "S0)]; print(['"})
+    with pytest.raises(Unsupported, match="is no placement"):
+        make_script(replace(case, program=program), pipeline_of(replace(case, program=program)), "users")
