@@ -3,6 +3,7 @@
     python benchmarks/pytorch.py run [--minutes M] [--log FILE] [--cases DIR] [SUBJECT]...
     python benchmarks/pytorch.py summary LOG...
     python benchmarks/pytorch.py table LOG...
+    python benchmarks/pytorch.py confirm [NAME]...
 
 `run` gives every subject that this torch has (default: all) its turn: a campaign of --slice seconds on 2, 3 or 4 ranks, with
 another seed each time, until the minutes are over. Half of the campaigns search, the others only draw. The next subject is the
@@ -11,6 +12,7 @@ fingerprint in --cases, and known from then on. A line of JSON per campaign says
 which defects in reports/pytorch it met (recognised as in benchmarks/recall.py), and what CPU time it took. The branches come
 from coverage.py: after a campaign, some of its programs go through the pass again, in this process. `summary` adds up such
 lines per version and subject (reports/pytorch/campaigns.ndjson is made so), `table` prints what they come to.
+`confirm` tries the counterexamples of reports/pytorch (default: all) in PyTorch's public API, and prints the outcome of each.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import torch
@@ -37,15 +39,21 @@ from tcverify.campaign import Campaign, CampaignPlan
 from tcverify.campaign.events import CampaignFinished
 from tcverify.campaign.search import search_of
 from tcverify.cases.baseline import Baseline, read_baseline, write_baseline
-from tcverify.cases.counterexample import Counterexample
+from tcverify.cases.counterexample import Counterexample, read_counterexample
+from tcverify.cases.end_to_end import EndToEndState
 from tcverify.cases.fingerprint import fingerprint_of
 from tcverify.errors import TcverifyError
 from tcverify.program import Program
 from tcverify.pytorch import PREFIX, SUBJECTS, TorchSubject, subject
+from tcverify.pytorch.end_to_end import try_end_to_end
+from tcverify.pytorch.findings import read_findings
+from tcverify.report.markdown import table_cell
 from tcverify.strategies import STRATEGIES, WORLD_SIZES, programs_of
 from tcverify.strategies.options import with_options
 
 VERSION = torch.__version__.split("+")[0]
+
+REPORTS = Path(__file__).parents[1] / "reports" / "pytorch"
 
 #: What an application may take. Campaigns share a machine with others, and a pass that is slow there hangs nowhere.
 SECONDS = 60.0
@@ -315,6 +323,33 @@ def table(logs: tuple[Path, ...]) -> None:
         print("| " + " | ".join(map(str, cells)) + " |")
     for version, spent in hours.items():
         print(f"\ntorch {version}: {spent:.2f} CPU hours")
+
+
+@main.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+def confirm(names: tuple[str, ...]) -> None:
+    """Try the counterexamples of reports/pytorch in PyTorch's public API, and print a table."""
+    findings = [one for one in read_findings(REPORTS) if one.counterexample is not None]
+    unknown = sorted({*names} - {one.folder.name for one in findings})
+    if unknown:
+        raise click.UsageError(f"{REPORTS} has no counterexample of '{unknown[0]}'")
+    print(f"| finding | subject | in torch {VERSION} | entry | end to end | seconds |")
+    print("|---|---|---|---|---|--:|")
+    counts: Counter[tuple[bool, str]] = Counter()
+    for one in findings:
+        if one.counterexample is None or (names and one.folder.name not in names):
+            continue
+        start = time.monotonic()
+        told = try_end_to_end(read_counterexample(one.counterexample))
+        here = VERSION in one.affects
+        state = "-" if told is None else told.state
+        counts[here, state] += 1
+        cells = [one.folder.name, one.subject, "yes" if here else "no", one.entry, table_cell(str(told)),
+                 f"{time.monotonic() - start:.0f}"]  # fmt: skip
+        print("| " + " | ".join(cells) + " |", flush=True)
+    for here in (True, False):
+        ended = ", ".join(f"{counts[here, state]} {state}" for state in get_args(EndToEndState))
+        print(f"\n{'defects' if here else 'no defects'} in torch {VERSION}: {ended}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -45,6 +46,20 @@ class FailedProgram:
     verdict: Verdict
     known: Mapping[str, KnownFinding]
     shrunk: bool = False
+
+
+def tried_end_to_end(case: Counterexample, plan: CampaignPlan) -> Counterexample:
+    """The case with what the public API makes of it, written again; as it is where nobody asks for that.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    told = plan.end_to_end(case) if plan.end_to_end is not None else None
+    if told is None:
+        return case
+    case = replace(case, end_to_end=told)
+    write_counterexample(case, plan.report_dir)
+    return case
 
 
 class Findings:
@@ -209,6 +224,11 @@ class Findings:
                     blame = self._plan.blame(self._subject, verdict, target.kind, target.deep, self._confirm)
                 case = replace(case, blame=blame)
                 write_counterexample(case, self._plan.report_dir)
+            if not unfinished and self._plan.end_to_end is not None:
+                start = time.monotonic()
+                with self._interrupts.open():
+                    case = tried_end_to_end(case, self._plan)
+                self._record.statistics.seconds.update({"end to end": time.monotonic() - start})
             self._target = None
         except UsageError:
             self._target = None
@@ -235,4 +255,4 @@ class Findings:
         self._draft = None
 
 
-__all__ = ["FailedProgram", "Findings"]
+__all__ = ["FailedProgram", "Findings", "tried_end_to_end"]

@@ -14,6 +14,8 @@ from tcverify.campaign.corpus import Corpus, CorpusCase
 from tcverify.campaign.coverage import Coverage
 from tcverify.campaign.search import ProgramSearch
 from tcverify.cases.baseline import Baseline, KnownFinding
+from tcverify.cases.counterexample import Counterexample
+from tcverify.cases.end_to_end import EndToEnd
 from tcverify.execution import Executor
 from tcverify.options import Options
 from tcverify.program import Blame, Contract, Program
@@ -35,6 +37,7 @@ class CampaignPlan(Options):
         baseline: known findings, which are counted apart. None: there is none, and one counterexample per kind is kept.
         blame: names the rewrites that a finding comes from: called with the pass, the verdict and the kind, whether it takes a
             deep application, and what confirms. None: nobody asks.
+        end_to_end: tries a case of a pass of PyTorch in its public API; None of cases that it is not for. None: nobody asks.
         coverage: gathers what the pass reaches of its code, for passes that are asked to record that; see `Guarded`.
         collect: keep one counterexample per fingerprint instead of one per kind, to write a baseline.
         told: findings of which there are counterexamples already: they count, but are not kept again.
@@ -52,6 +55,7 @@ class CampaignPlan(Options):
     baseline: Baseline | None = None
     collect: bool = False
     blame: Blamer | None = None
+    end_to_end: Callable[[Counterexample], EndToEnd | None] | None = None
     coverage: Coverage | None = None
     told: Sequence[KnownFinding] = ()
     first: Sequence[CorpusCase] = ()

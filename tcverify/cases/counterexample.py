@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tcverify.application import PassFacts
+from tcverify.cases.end_to_end import EndToEnd, decode_end_to_end, encode_end_to_end
 from tcverify.domains import DOMAINS
 from tcverify.errors import ProgramError, UsageError
 from tcverify.execution import Delta
@@ -90,11 +91,12 @@ class Counterexample:
         pass_timeout: time limit for one application of the pass, in seconds.
         domain: the requested number domain; see `verify`.
         notes: (reason, sentence) of the verdict's notes.
-        environment: versions of the software with which
-        it was found. statistics: the pass's report on each
-        collective of rank 0. blame: which of the pass's rewrites are to blame, if
-        that was determined. made_by: the lines of the pass that edited the nodes of the finding, if
-        known. real_shapes: of inputs by name, if these are smaller here than in the given program.
+        environment: versions of the software with which it was found.
+        statistics: the pass's report on each collective of rank 0.
+        blame: which of the pass's rewrites are to blame, if that was determined.
+        made_by: the lines of the pass that edited the nodes of the finding, if known.
+        real_shapes: of inputs by name, if these are smaller here than in the given program.
+        end_to_end: what PyTorch's public API makes of the program, for a pass of PyTorch on which that was tried.
     """
 
     id: str
@@ -118,6 +120,7 @@ class Counterexample:
     blame: Blame | None = None
     made_by: tuple[EditingLine, ...] = ()
     real_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    end_to_end: EndToEnd | None = None
 
     @property
     def replayable(self) -> bool:
@@ -234,6 +237,7 @@ def encode_counterexample(case: Counterexample) -> dict[str, Any]:
         **({"blame": encode_blame(case.blame)} if case.blame is not None else {}),
         **({"made_by": [asdict(line) for line in case.made_by]} if case.made_by else {}),
         **({"real_shapes": {n: list(shape) for n, shape in case.real_shapes.items()}} if case.real_shapes else {}),
+        **({"end_to_end": encode_end_to_end(case.end_to_end)} if case.end_to_end is not None else {}),
     }
 
 
@@ -310,6 +314,7 @@ def decode_counterexample(data: Any, where: str) -> Counterexample:
                 _typed(n, str): tuple(_typed(size, int) for size in shape)
                 for n, shape in data.get("real_shapes", {}).items()
             },
+            end_to_end=decode_end_to_end(data["end_to_end"]) if data.get("end_to_end") is not None else None,
         )
     except KeyError as error:
         raise ProgramError(f"{where}: malformed counterexample: it lacks {error}") from None

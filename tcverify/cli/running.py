@@ -45,6 +45,7 @@ from tcverify.errors import InternalError, TcverifyError, UsageError
 from tcverify.execution import Executor, executors, of_any_size
 from tcverify.explain.bisection import FindingTerms, bisect
 from tcverify.program import Blame, Contract, Mesh, Program
+from tcverify.pytorch.end_to_end import try_end_to_end
 from tcverify.ray import ray_crew
 from tcverify.registry.strategies import is_searchable
 from tcverify.report.console import say
@@ -199,6 +200,7 @@ def run_campaigns(settings: Settings, jobs: Sequence[MeshJob], console: Console)
                             baseline=settings.known,
                             collect=accepting or not settings.fail_fast,
                             blame=_blamer(settings, promised) if settings.bisect else None,
+                            end_to_end=try_end_to_end if settings.confirm != "none" else None,
                             coverage=coverage,
                             first=first,
                             corpus=corpus,

@@ -30,6 +30,7 @@ from tcverify.pytest_plugin.outcome import ItemOutcome
 from tcverify.pytest_plugin.session import Session
 from tcverify.pytest_plugin.summary import SummaryCase as ListedCase
 from tcverify.pytest_plugin.summary import SummaryItem
+from tcverify.pytorch.end_to_end import try_end_to_end
 from tcverify.report.annotation import annotate
 from tcverify.report.block import make_block
 from tcverify.report.github import workflow_command
@@ -80,6 +81,7 @@ def run_case(case: PytestCase, nodeid: str, options: Options, session: Session) 
                 domain=case.domain,
                 shrink_time=case.shrink_time,
                 first=() if suits is None else suits.first,
+                end_to_end=try_end_to_end if case.confirm != "none" else None,
                 search=search_of(subject, seed, case.max_examples) if case.world.searched else None,
             )
             earlier = {known.id for known in Failures(state_dir, subject.facts, plan.mesh)}

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from tcverify.errors import UsageError
 from tcverify.program import Contract
+from tcverify.pytorch.end_to_end.pipeline import Pipeline
 from tcverify.pytorch.groups import groups_of
 from tcverify.pytorch.subjects import PREFIX, SUBJECTS
 
@@ -45,14 +46,25 @@ class TorchPass:
         with _quiet():
             # Importing Inductor takes seconds, which are none of the time that the first application may take.
             importlib.import_module(facts.source.partition(":")[0])
-        self._defaults = {name: values[0] for name, values in facts.draws.items()}
         self._fixed = {name: _read(name, value, facts.draws) for name, value in options.items()}
 
     def __call__(self, gm: fx.GraphModule) -> fx.GraphModule | None:
-        told = {name: value for name, value in gm.meta.get("options", {}).items() if name in self._defaults}
-        options = {**self._defaults, **told, **self._fixed}
+        options = self.chosen(gm.meta.get("options", {}), self._fixed)
         with _quiet(), groups_of(gm), _fake_mode_of(gm):
             return self.rewrite(gm, options)
+
+    @classmethod
+    def chosen(cls, told: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
+        """All options: those that are fixed, else as the program tells them, else the defaults."""
+        draws = SUBJECTS[cls.name.removeprefix(PREFIX)].draws
+        defaults = {name: values[0] for name, values in draws.items()}
+        known = {name: value for name, value in told.items() if name in defaults}
+        return {**defaults, **known, **{name: _read(name, value, draws) for name, value in fixed.items()}}
+
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        """How users of torch.compile reach the pass with these options, and how it is called by itself."""
+        return Pipeline(unreachable="no setting brings it about")
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule | None:
         """Call the pass."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from torch import fx
 from tcverify.errors import Unsupported
 from tcverify.ops import schema_of
 from tcverify.pytorch.base import TorchPass
+from tcverify.pytorch.end_to_end.pipeline import DEVICE_KNOWN, EAGER_KERNELS, SORT, Pipeline, constant, imported
 
 #: The default of `bucket_mode`.
 UNSET = "unset"
@@ -57,6 +59,13 @@ class OneKind(Bucketing):
     def bucket(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
         _named(*self.source)(gm, _cap(options), mode=options["mode"])
 
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        module, name = cls.source
+        kind = "reduce_scatters" if "reduce_scatter" in name else "all_gathers"
+        settings = bucket_settings(kind, options["cap_mb"], options["mode"], fsdp=module == "fsdp")
+        return _pipeline(settings, module, name, f"{constant(options['cap_mb'])}, mode={options['mode']!r}")
+
 
 class BucketAllGather(OneKind):
     """`bucket_all_gather`."""
@@ -79,6 +88,11 @@ class BucketAllReduce(OneKind):
 
     def bucket(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
         _named("bucketing", "bucket_all_reduce")(gm, _cap(options))
+
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        cap = options["cap_mb"]
+        return _pipeline(bucket_settings("all_reduces", cap), "bucketing", "bucket_all_reduce", str(constant(cap)))
 
 
 class BucketFsdpAllGather(OneKind):
@@ -103,6 +117,10 @@ class DedupReduceScatter(Bucketing):
     def bucket(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
         _named("fsdp", "dedup_fsdp_reduce_scatter")(gm)
 
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        return _pipeline({"dedup_reduce_scatters": True}, "fsdp", "dedup_fsdp_reduce_scatter")
+
 
 class PreBucketFsdp(Bucketing):
     """`pre_bucket_fsdp_collectives`: all collectives of groups that parameters are gathered over."""
@@ -112,6 +130,29 @@ class PreBucketFsdp(Bucketing):
     def bucket(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
         mode = None if options["mode"] == UNSET else options["mode"]
         _named("fsdp", "pre_bucket_fsdp_collectives")(gm, mode=mode, bucket_cap_mb=options["cap_mb"])
+
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        """Overlap scheduling begins with it. Told no mode, it calls what makes buckets of FSDP, which reads that itself."""
+        mode, configured = (None if options[name] == UNSET else options[name] for name in ("mode", "bucket_mode"))
+        if mode is None and configured is not None:
+            settings = {
+                **bucket_settings("all_gathers", options["cap_mb"], fsdp=True),
+                **bucket_settings("reduce_scatters", options["cap_mb"], fsdp=True),
+                _MODE: configured,
+            }
+        else:
+            settings = overlap_settings({
+                "pre_bucketing_fsdp_collectives": True,
+                "pre_bucketing_fsdp_collectives_bucket_cap_mb": options["cap_mb"],
+                "bucket_mode": mode,
+                "custom_runtime_estimation": constant(1e-3),
+            })  # fmt: skip
+        found = _pipeline(
+            settings, "fsdp", "pre_bucket_fsdp_collectives", f"mode={mode!r}, bucket_cap_mb={options['cap_mb']!r}"
+        )
+        before = (imported("torch._inductor", "config"), f"config.{_MODE} = {configured!r}") if configured else ()
+        return replace(found, definitions=(DEVICE_KNOWN,), call=(*before, *found.call))
 
 
 class BucketCollectives(Bucketing):
@@ -130,6 +171,49 @@ class BucketCollectives(Bucketing):
             _named("bucketing", "bucket_all_reduce")(gm, _cap(options))
         kind = ("fsdp", "bucket_fsdp_all_gather") if options["fsdp"] else ("bucketing", "bucket_all_gather")
         _named(*kind)(gm, _cap(options), mode=options["mode"])
+
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        cap, mode = options["cap_mb"], options["mode"]
+        scattering = mode.replace("_multidtype", "")
+        module, name = ("fsdp", "bucket_fsdp_all_gather") if options["fsdp"] else ("bucketing", "bucket_all_gather")
+        settings = {
+            **bucket_settings("reduce_scatters", cap, scattering),
+            **bucket_settings("all_reduces", cap),
+            **bucket_settings("all_gathers", cap, mode, fsdp=options["fsdp"]),
+        }
+        found = _pipeline(settings, module, name, f"{constant(cap)}, mode={mode!r}")
+        others = ("bucket_reduce_scatter", "bucket_all_reduce")
+        calls = (
+            f"bucket_reduce_scatter(gm, {constant(cap)}, mode={scattering!r})",
+            f"bucket_all_reduce(gm, {constant(cap)})",
+        )
+        return replace(found, call=(imported(f"{_PASSES}.bucketing", *others), *calls, *found.call))
+
+
+_PASSES = "torch._inductor.fx_passes"
+_MODE = "aten_distributed_optimizations.bucket_mode"
+
+
+def _pipeline(settings: Mapping[str, Any], module: str, name: str, arguments: str = "") -> Pipeline:
+    call = f"{name}(gm, {arguments})" if arguments else f"{name}(gm)"
+    return Pipeline(settings={**settings, **EAGER_KERNELS}, call=(imported(f"{_PASSES}.{module}", name), call, *SORT))
+
+
+def bucket_settings(kind: str, cap_mb: float, mode: str = "", *, fsdp: bool = False) -> dict[str, Any]:
+    """Settings of Inductor with which it makes buckets of a kind of collective, such as "all_gathers"."""
+    chosen = {f"bucket_{kind}_bucket_mode": mode} if mode else {}
+    return {
+        f"bucket_{kind}_fx": "only_fsdp" if fsdp else "all",
+        f"bucket_{kind}_fx_bucket_size_determinator": constant(cap_mb),
+        **chosen,
+    }
+
+
+def overlap_settings(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of Inductor with which it schedules overlap; what is None is left to it."""
+    settings = {"enable_overlap_scheduling": True, "compute_estimator": "analytical", **told}
+    return {f"aten_distributed_optimizations.{name}": value for name, value in settings.items() if value is not None}
 
 
 def require_functional(graph: fx.Graph) -> None:
@@ -232,6 +316,7 @@ def _cap(options: Mapping[str, Any]) -> Callable[[int], float]:
 
 __all__ = [
     "BucketAllGather", "BucketAllReduce", "BucketCollectives", "BucketFsdpAllGather", "BucketFsdpReduceScatter",
-    "BucketReduceScatter", "Bucketing", "DedupReduceScatter", "PreBucketFsdp", "require_functional", "separate_outputs",
+    "BucketReduceScatter", "Bucketing", "DedupReduceScatter", "PreBucketFsdp", "bucket_settings", "overlap_settings",
+    "require_functional", "separate_outputs",
     "without_second_waits", "without_views_of_own_dtype",
 ]  # fmt: skip

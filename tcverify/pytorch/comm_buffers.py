@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -15,6 +16,7 @@ from torch import fx
 
 from tcverify.application.pair import Defect
 from tcverify.errors import Unsupported
+from tcverify.pytorch.end_to_end.pipeline import Pipeline
 from tcverify.pytorch.micro_pipeline import symmetric_memory
 from tcverify.pytorch.ordering import final_order
 from tcverify.pytorch.schedule_reading import names_of_nodes, read_schedule
@@ -48,7 +50,14 @@ class CommLowering(CommsPass):
     def promise(self, options: Mapping[str, Any]) -> OrderPromise:
         return OrderPromise(order=False, opaque="nowhere")
 
-    def settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        return replace(
+            super().pipeline(options), unreachable="the code that it lowers to needs CUDA and symmetric memory"
+        )
+
+    @classmethod
+    def settings(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         told = {
             key: value
             for key, value in options.items()

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from tcverify.errors import Unsupported
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.effects import define_shapes, effects_as
+from tcverify.pytorch.end_to_end.pipeline import Pipeline
 from tcverify.pytorch.functional import functional_copy
 from tcverify.pytorch.kernels import define_kernel, forget_kernels
 from tcverify.pytorch.recording import record_compiled
@@ -52,6 +53,16 @@ class Compile(TorchPass):
                 lambda got: pytree.tree_unflatten(pytree.tree_leaves(got), tree),
             )
         return fx.GraphModule(torch.nn.Module(), graph)
+
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        settings = {name: value for name, value in options.items() if name not in ("compiled_ranks", "effects")}
+        passes = "reorder_for_compute_comm_overlap_passes"
+        return Pipeline(
+            settings={**settings, passes: list(settings[passes])},
+            compiled_ranks=options["compiled_ranks"],
+            ordered=options["effects"] == "ordered",
+        )
 
 
 def is_compiled(which: str, rank: int) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from tcverify.pytorch.base import TorchPass
+from tcverify.pytorch.end_to_end.pipeline import EAGER_KERNELS, SORT, Pipeline, imported
 from tcverify.pytorch.functional_graphs import name_overloads, require_functional, torch_metadata
 
 
@@ -31,6 +32,23 @@ class FuseDdp(TorchPass):
             ddp_fusion.fuse_ddp_communication(gm.graph, passes, options["bucket_size_mb"])
             stable_topological_sort(gm.graph)
             name_overloads(gm)
+
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        passes, size = options["passes"].split("+"), options["bucket_size_mb"]
+        return Pipeline(
+            settings={
+                "_fuse_ddp_communication": True,
+                "_fuse_ddp_communication_passes": passes,
+                "_fuse_ddp_bucket_size": size,
+                **EAGER_KERNELS,
+            },
+            call=(
+                imported("torch._inductor.fx_passes.ddp_fusion", "fuse_ddp_communication"),
+                f"fuse_ddp_communication(gm.graph, {passes!r}, {size!r})",
+                *SORT,
+            ),
+        )
 
 
 __all__ = ["FuseDdp"]

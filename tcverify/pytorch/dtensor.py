@@ -24,6 +24,7 @@ from tcverify.errors import Unsupported
 from tcverify.ops import lookup, new_fake_mode, qualified_name
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compat import forget_shardings, shardings_untraced
+from tcverify.pytorch.end_to_end.pipeline import Pipeline
 from tcverify.pytorch.groups import groups_of
 
 _ALL_REDUCE = "_c10d_functional::all_reduce"
@@ -53,6 +54,14 @@ class DTensorProgram(TorchPass):
     def __call__(self, gm: fx.GraphModule) -> fx.GraphModule:
         with groups_of(gm):
             return self.rewrite(gm, gm.meta.get("options", {}))
+
+    @classmethod
+    def chosen(cls, told: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: str(value) for name, value in {**told, **fixed}.items()}
+
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        return Pipeline(entry="DTensor", placements=options)
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
         mesh = device_mesh(gm.meta["groups"], gm.meta["world_size"], gm.meta["rank"])

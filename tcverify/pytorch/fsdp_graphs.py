@@ -12,6 +12,7 @@ from torch import fx
 from tcverify.errors import Unsupported
 from tcverify.ops import qualified_name
 from tcverify.pytorch.base import TorchPass
+from tcverify.pytorch.end_to_end.pipeline import Pipeline, imported
 from tcverify.pytorch.functional_graphs import require_functional, torch_metadata
 
 
@@ -24,6 +25,10 @@ class ReinplaceFsdpAllGather(TorchPass):
         from torch._inductor import comms
 
         comms.reinplace_fsdp_all_gather(gm.graph)  # type: ignore[attr-defined, unused-ignore]
+
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        return _pipeline("reinplace_fsdp_all_gather")
 
 
 class RemoveUnsharded(TorchPass):
@@ -49,6 +54,15 @@ class RemoveUnsharded(TorchPass):
             with gm.graph.inserting_before(first):
                 for parameter in freed:
                     gm.graph.call_function(torch.ops.inductor.resize_storage_bytes_.default, (parameter, 0))
+
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        return _pipeline("remove_fsdp2_unsharded_param_graph_input_usage")
+
+
+def _pipeline(name: str) -> Pipeline:
+    reason = "torch.compile calls it on graphs of FSDP2's hooks alone, which a function does not have"
+    return Pipeline(unreachable=reason, call=(imported("torch._inductor.comms", name), f"{name}(gm.graph)"))
 
 
 def _of_parameters(node: fx.Node) -> bool:

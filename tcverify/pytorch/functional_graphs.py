@@ -95,8 +95,15 @@ def inductor_config(options: Mapping[str, Any]) -> Iterator[None]:
     """Set options of Inductor by their names there; those that this torch has not are left out."""
     from torch._inductor import config
 
-    with config.patch({name: value for name, value in options.items() if _known(config, name)}):
+    with config.patch(known_options(options)):
         yield
+
+
+def known_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options of Inductor that this torch has."""
+    from torch._inductor import config
+
+    return {name: value for name, value in options.items() if _known(config, name)}
 
 
 def _known(config: Any, name: str) -> bool:
@@ -107,4 +114,4 @@ def _known(config: Any, name: str) -> bool:
     return True
 
 
-__all__ = ["inductor_config", "name_overloads", "require_functional", "torch_metadata"]
+__all__ = ["inductor_config", "known_options", "name_overloads", "require_functional", "torch_metadata"]

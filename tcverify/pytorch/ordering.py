@@ -34,7 +34,8 @@ class DecideOrdering(CommsPass):
     def promise(self, options: Mapping[str, Any]) -> OrderPromise:
         return OrderPromise(opaque="among its own" if options["effects"] == "ordered" else "nowhere")
 
-    def settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    @classmethod
+    def settings(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         told = {key: value for key, value in options.items() if key not in ("effects", "passes")}
         passes = list(options["passes"])
         return {

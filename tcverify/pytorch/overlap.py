@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch import fx
 
 from tcverify.pytorch.base import TorchPass
-from tcverify.pytorch.bucketing import require_functional, without_second_waits
+from tcverify.pytorch.bucketing import overlap_settings, require_functional, without_second_waits
 from tcverify.pytorch.compat import device_known, filter_known_options, patch_attributes
 from tcverify.pytorch.control_deps import plain_order
+from tcverify.pytorch.end_to_end.pipeline import DEVICE_KNOWN, EAGER_KERNELS, Code, Pipeline, imported
 
 #: Estimates the time of a call, in milliseconds; the second argument is a size in bytes that counts instead of its own.
 Estimate = Callable[[fx.Node, "int | None"], "float | None"]
@@ -50,6 +51,40 @@ class ScheduleOverlapBucketing(TorchPass):
         plain_order(gm)
         gm.recompile()
 
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        """Ranks are to estimate alike, so that times are of places where torch would ask for those of a GPU."""
+        from torch._inductor.fx_passes.overlap_scheduling import schedule_overlap_bucketing
+
+        told = {name: value for name, value in options.items() if name != "estimates"}
+        estimated = "by_size" if options["estimates"] == "sizes" else "by_place"
+        arguments = filter_known_options(schedule_overlap_bucketing, {**told, "compute_estimator": "analytical"})
+        return Pipeline(
+            settings={
+                **overlap_settings({**told, "custom_runtime_estimation": Code(estimated)}),
+                **EAGER_KERNELS,
+            },
+            definitions=(DEVICE_KNOWN, _ESTIMATES[estimated]),
+            call=(
+                imported("torch._inductor.fx_passes.overlap_scheduling", "schedule_overlap_bucketing"),
+                f"schedule_overlap_bucketing(gm, custom_runtime_estimation={estimated}, **{arguments!r})",
+            ),
+        )
+
+
+#: As in `_estimate`.
+_ESTIMATES = {
+    "by_place": """\
+def by_place(node, size=None):
+    \"\"\"A time in milliseconds that follows from the place in the graph.\"\"\"
+    return (list(node.graph.nodes).index(node) * 37 % 11 + 1) * 1e-3""",
+    "by_size": """\
+def by_size(node, size=None):
+    \"\"\"A time in milliseconds that follows from the sizes of results.\"\"\"
+    values = [one for one in torch.utils._pytree.tree_leaves(node.meta.get("val")) if isinstance(one, torch.Tensor)]
+    return 1e-3 + (size or sum(one.numel() * one.element_size() for one in values)) * 1e-5""",
+}
+
 
 class ManualOverlapBucketing(TorchPass):
     """`manual_overlap_bucketing`.
@@ -80,6 +115,29 @@ class ManualOverlapBucketing(TorchPass):
             )  # fmt: skip
         plain_order(gm)
         gm.recompile()
+
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        from torch._inductor.fx_passes.overlap_manual_scheduling import manual_overlap_bucketing
+
+        modules = [f"m{number}" for number in range(options["modules"])]
+        told = {name: options[name] for name in ("insert_overlap_deps", "bucket_mode")}
+        arguments = filter_known_options(manual_overlap_bucketing, told)
+        return Pipeline(
+            entry="torch.compile with post_grad_custom_post_pass",
+            settings={"post_grad_custom_post_pass": Code("hook"), **EAGER_KERNELS},
+            definitions=(DEVICE_KNOWN,),
+            call=(
+                imported("torch._inductor.fx_passes.overlap_manual_scheduling", "manual_overlap_bucketing"),
+                f"modules = {modules!r}  # one after the other",
+                'calls = [node for node in gm.graph.nodes if node.op == "call_function"]',
+                "owner = {node: modules[place * len(modules) // len(calls)] for place, node in enumerate(calls)}",
+                "manual_overlap_bucketing(",
+                f"    gm, {plan_of(modules, options['plan'])!r}, **{arguments!r},",
+                "    module_stack_fn=lambda node: [(owner[node], torch.nn.Module)] if node in owner else [],",
+                ")",
+            ),
+        )
 
 
 def plan_of(modules: list[str], plan: str) -> list[list[str] | str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -19,7 +19,9 @@ from torch.utils import _pytree as pytree
 from tcverify.errors import Unsupported
 from tcverify.ops import lookup, schema_of
 from tcverify.pytorch.base import TorchPass
+from tcverify.pytorch.cutting import find_cut
 from tcverify.pytorch.effects import define_shapes
+from tcverify.pytorch.end_to_end.pipeline import Pipeline, imported
 from tcverify.pytorch.functional import functional_copy
 
 
@@ -37,6 +39,17 @@ class MergeEqual(TorchPass):
         graph = fx_graph_cse(module.graph)
         return fx.GraphModule(module, _returning(graph, gm))
 
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        return Pipeline(
+            backend="aot_eager",
+            training="beside",
+            call=(
+                imported("torch._functorch.compile_utils", "fx_graph_cse"),
+                "gm.graph = fx_graph_cse(gm.graph)",
+            ),
+        )
+
 
 class _Partition(TorchPass):
     """Divides a graph and joins the parts.
@@ -52,6 +65,13 @@ class _Partition(TorchPass):
         graph = _joined(*self.divide(joint.module, joint.forward), joint)
         return fx.GraphModule(torch.nn.Module(), _returning(graph, gm))
 
+    #: What torch.compile calls it for.
+    backend: ClassVar[str]
+
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        return Pipeline(backend=cls.backend, training="cut", cut=options["cut"])
+
     def divide(self, module: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Call the partitioner. `outputs` says how many of the results, the first ones, are those of the forward."""
         raise NotImplementedError
@@ -61,6 +81,7 @@ class DefaultPartition(_Partition):
     """`default_partition`, which backends built on AOTAutograd use unless they name another. Options as of `_Partition`."""
 
     name = "torch:default_partition"
+    backend = "aot_eager_default_partitioner"
 
     def divide(self, module: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
         from torch._functorch.partitioners import default_partition
@@ -72,6 +93,7 @@ class MinCutPartition(_Partition):
     """`min_cut_rematerialization_partition`, which Inductor uses. Options as of `_Partition`."""
 
     name = "torch:min_cut_partition"
+    backend = "aot_eager"
 
     def divide(self, module: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
         from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -129,18 +151,10 @@ def _flatten_output(graph: fx.Graph) -> list[fx.Node]:
 def _joint(module: fx.GraphModule, share: float) -> _Joint:
     graph = module.graph
     results = _flatten_output(graph)
-    calls = [node for node in graph.nodes if node.op == "call_function"]
-    for cut in _cuts(calls, share):
-        backward = set(calls[cut:])
-        tangents = {n for n in graph.nodes if n.op == "placeholder" and n.users and set(n.users) <= backward}
-        ahead = [k for k, one in enumerate(results) if one not in backward and one not in tangents]
-        behind = [k for k in range(len(results)) if k not in ahead]
-        if tangents and ahead and behind:
-            break
-    else:
-        raise Unsupported(
-            "wherever it is cut, no input belongs to the backward alone, or one of the parts returns nothing"
-        )
+    cut = find_cut(graph, results, share)
+    backward, tangents = cut.backward, cut.tangents
+    ahead = [k for k, one in enumerate(results) if one not in backward and one not in tangents]
+    behind = [k for k in range(len(results)) if k not in ahead]
     for node in graph.nodes:
         if node in tangents:
             node.target = f"tangents_{node.target}"
@@ -155,33 +169,6 @@ def _joint(module: fx.GraphModule, share: float) -> _Joint:
     next(iter(reversed(graph.nodes))).args = (tuple(results[k] for k in order),)
     module.recompile()
     return _Joint(module, len(ahead), order)
-
-
-def _cuts(calls: list[fx.Node], share: float) -> list[int]:
-    """Where the backward may begin: positions with nothing in flight, nearest to that share of the calls first."""
-    flying: set[fx.Node] = set()
-    found = []
-    for place, node in enumerate(calls):
-        if place and not flying:
-            found.append(place)
-        phase = lookup(node.target).phase
-        if phase == "start" or any(one in flying for one in node.all_input_nodes):
-            flying.add(node)
-        if phase == "wait":
-            flying -= {node, *_sources(node)}
-    return sorted(found, key=lambda place: abs(place - share * len(calls)))
-
-
-def _sources(node: fx.Node) -> set[fx.Node]:
-    """The purpose of a wait: its operand, and if that was selected from several, all sources."""
-    found: set[fx.Node] = set()
-    reached = list(node.all_input_nodes)
-    while reached:
-        one = reached.pop()
-        found.add(one)
-        if lookup(one.target).name == "python::getitem":
-            reached += one.all_input_nodes
-    return found
 
 
 def _joined(forward: fx.GraphModule, backward: fx.GraphModule, joint: _Joint) -> fx.Graph:

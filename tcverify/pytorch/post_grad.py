@@ -9,8 +9,15 @@ from typing import Any
 from torch import fx
 
 from tcverify.pytorch.base import TorchPass
-from tcverify.pytorch.functional_graphs import inductor_config, name_overloads, require_functional, torch_metadata
-from tcverify.pytorch.micro_pipeline import symmetric_memory
+from tcverify.pytorch.end_to_end.pipeline import EAGER_KERNELS, Pipeline, imported
+from tcverify.pytorch.functional_graphs import (
+    inductor_config,
+    known_options,
+    name_overloads,
+    require_functional,
+    torch_metadata,
+)
+from tcverify.pytorch.micro_pipeline import symmetric_memory, with_symmetric_memory
 
 
 class PostGradPasses(TorchPass):
@@ -43,6 +50,28 @@ class PostGradPasses(TorchPass):
             post_grad.post_grad_passes(gm, options["is_inference"])
             name_overloads(gm)
 
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        told = {name: options[name] for name in ("reorder_for_locality", "pattern_matcher")}
+        chosen = options["bucket"].split("+") if options["bucket"] != "none" else []
+        settings = {
+            **told,
+            "_micro_pipeline_tp": options["micro_pipeline"],
+            "_fuse_ddp_communication": options["fuse_ddp"],
+            **{f"bucket_{kind}s_fx": "all" for kind in chosen},
+            **EAGER_KERNELS,
+        }
+        found = Pipeline(
+            settings=settings,
+            call=(
+                imported("torch._inductor", "config"),
+                imported("torch._inductor.fx_passes.post_grad", "post_grad_passes"),
+                f"with config.patch({known_options(settings)!r}):",
+                f"    post_grad_passes(gm, {options['is_inference']!r})",
+            ),
+        )
+        return with_symmetric_memory(found) if options["micro_pipeline"] else found
+
 
 class JointGraphPasses(TorchPass):
     """`joint_graph_passes`: patterns, constants and views of the joint graph, or of one without gradients.
@@ -61,6 +90,18 @@ class JointGraphPasses(TorchPass):
             made: fx.GraphModule = joint_graph.joint_graph_passes(gm)
             return made
 
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        return Pipeline(
+            settings={**options, **EAGER_KERNELS},
+            call=(
+                imported("torch._inductor", "config"),
+                imported("torch._inductor.fx_passes.joint_graph", "joint_graph_passes"),
+                f"with config.patch({known_options(options)!r}):",
+                "    joint_graph_passes(gm)",
+            ),
+        )
+
 
 class Reinplace(TorchPass):
     """`reinplace_inplaceable_ops`, with the decomposition of what it leaves, as `post_grad_passes` runs them."""
@@ -76,14 +117,32 @@ class Reinplace(TorchPass):
             post_grad.decompose_auto_functionalized(gm.graph)
             name_overloads(gm)
 
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        (taken, *_) = inspect.signature(_make_updater()).parameters
+        return Pipeline(
+            settings=EAGER_KERNELS,
+            call=(
+                imported("torch._inductor.fx_passes.post_grad", "decompose_auto_functionalized"),
+                imported("torch._inductor.fx_passes.reinplace", "reinplace_inplaceable_ops"),
+                imported("torch._inductor.fx_utils", "FakeTensorUpdater"),
+                f"reinplace_inplaceable_ops(FakeTensorUpdater({'gm.graph' if taken == 'graph' else 'gm'}), gm.graph)",
+                "decompose_auto_functionalized(gm.graph)",
+            ),
+        )
+
 
 def _updater(gm: fx.GraphModule) -> Any:
     """What keeps metadata true while a pass changes a graph; older versions of torch make it of the graph alone."""
-    from torch._inductor import fx_utils
-
-    make: Any = fx_utils.FakeTensorUpdater
+    make = _make_updater()
     (taken, *_) = inspect.signature(make).parameters
     return make(gm.graph if taken == "graph" else gm)
+
+
+def _make_updater() -> Any:
+    from torch._inductor import fx_utils
+
+    return fx_utils.FakeTensorUpdater
 
 
 __all__ = ["JointGraphPasses", "PostGradPasses", "Reinplace"]

@@ -14,6 +14,7 @@ from tcverify.errors import Unsupported
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compiling import compile_graph, example_inputs, inductor
 from tcverify.pytorch.effects import define_shapes, effects_as
+from tcverify.pytorch.end_to_end.pipeline import Pipeline
 from tcverify.pytorch.functional import functional_copy
 from tcverify.pytorch.schedule_reading import names_of_nodes, read_schedule
 from tcverify.pytorch.schedules import NodeSchedule, OrderPromise, Role, defects_of_call, find_rank_disagreement
@@ -93,10 +94,17 @@ class CommsPass(TorchPass):
                 raise Unsupported(f"Inductor does not come as far as its scheduler: {error!r:.200}") from error
         return seen[-1] if seen else None
 
-    def settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        settings = cls.settings(options)
+        comms = {name: settings.pop(name) for name in list(settings) if has_setting(name)}
+        return Pipeline(settings=settings, comms=comms, ordered=options["effects"] == "ordered")
+
+    @classmethod
+    def settings(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """Settings of Inductor."""
         told = {key: value for key, value in options.items() if key not in _OURS}
-        passes = [*options["passes_before"], self.function]
+        passes = [*options["passes_before"], cls.function]
         return {**told, "reorder_for_compute_comm_overlap": True, "reorder_for_compute_comm_overlap_passes": passes}
 
     @contextlib.contextmanager
@@ -228,7 +236,8 @@ class SimpleOverlap(CommsPass):
     def promise(self, options: Mapping[str, Any]) -> OrderPromise:
         return OrderPromise(budget=0.0)
 
-    def settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    @classmethod
+    def settings(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         told = {key: value for key, value in options.items() if key not in _OURS}
         before = list(options["passes_before"])
         return {

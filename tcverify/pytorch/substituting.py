@@ -9,6 +9,7 @@ from torch import fx
 
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compat import patch_attributes
+from tcverify.pytorch.end_to_end.pipeline import EAGER_KERNELS, Pipeline, imported
 
 
 class LowContentionCollectives(TorchPass):
@@ -48,6 +49,31 @@ class LowContentionCollectives(TorchPass):
             module.replace_collectives_with_low_contention(gm.graph)
         gm.recompile()
 
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        patched = "mock.patch.object(symmetric_memory, 'is_symm_mem_enabled_for_group', lambda _: True)"
+        settings = {
+            "aten_distributed_optimizations.low_contention_min_bytes_per_rank": options["min_bytes"],
+            "aten_distributed_optimizations.low_contention_skip_overlap_check": options["skip_overlap_check"],
+        }
+        return Pipeline(
+            settings={
+                "aten_distributed_optimizations.enable_low_contention_collectives": True,
+                **settings,
+                **EAGER_KERNELS,
+            },
+            unreachable="what it puts in the place of collectives needs CUDA and symmetric memory",
+            definitions=(
+                imported("unittest", "mock") + "\n\nimport torch.distributed._symmetric_memory as symmetric_memory",
+            ),
+            given=(patched, f"torch._inductor.config.patch({settings!r})"),
+            standing_in="groups that are said to have symmetric memory",
+            call=(
+                imported("torch._inductor.fx_passes", "low_contention_collectives"),
+                "low_contention_collectives.replace_collectives_with_low_contention(gm.graph)",
+            ),
+        )
+
 
 class DecompComms(TorchPass):
     """`decomp_comms`: all_gathers whose result only feeds Gram matrices become all_reduces of those."""
@@ -59,6 +85,13 @@ class DecompComms(TorchPass):
 
         module.decomp_comms(gm)
         gm.recompile()
+
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        return Pipeline(
+            settings={"aten_distributed_optimizations.allow_comms_decompositions": True, **EAGER_KERNELS},
+            call=(imported("torch._inductor.fx_passes.decomp_comms", "decomp_comms"), "decomp_comms(gm)"),
+        )
 
 
 __all__ = ["DecompComms", "LowContentionCollectives"]

@@ -42,6 +42,7 @@ class ReportBlock:
         divergence: the first value that the original does not explain, and how it relates to the original's; or "".
         made_by: the lines of the pass that made the rewrite, if known; or "".
         blame: which of the pass's rewrites is to blame, if that was determined; or "".
+        end_to_end: what PyTorch's public API makes of the program, if that was tried; or "".
         literal: whether the detail is a traceback or a log, whose lines must not be wrapped.
         program: one line about mesh, size, seed and options.
         inputs: one line per input.
@@ -64,6 +65,7 @@ class ReportBlock:
     divergence: str
     made_by: str
     blame: str
+    end_to_end: str
     literal: bool
     program: str
     inputs: list[str]
@@ -110,6 +112,7 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
         divergence=sanitize(str(diagnosis.first)) if diagnosis.first is not None else "",
         made_by=sanitize("; ".join(map(str, case.made_by[:MAX_LINES]))),
         blame=sanitize(str(case.blame)) if case.blame is not None else "",
+        end_to_end=sanitize(str(case.end_to_end)) if case.end_to_end is not None else "",
         literal=finding.check == "application",
         program=f"{program.mesh}; {plural(program.size, 'node')}{shrunk}; seed {program.seed}{_told(program)}",
         inputs=[sanitize(text) for text in input_lines(program, case.real_shapes)],

@@ -32,10 +32,12 @@ def to_markdown(case: Counterexample, path: Path | None) -> str:
         parts += [f"**Rewritten at:** {code_span(block.made_by)}", ""]
     if block.blame:
         parts += [f"**Root cause:** {code_span(block.blame)}", ""]
+    if block.end_to_end:
+        parts += [f"**End to end:** {code_span(block.end_to_end)}", ""]
     if block.detail:
         parts += [*_folded("", f"Detail, {plural(len(block.detail), 'line')}", block.detail), ""]
     parts += [*_table(_facts(case, block)), ""]
-    parts += ["**Inputs**", "", *_fence(block.inputs), ""] if block.inputs else []
+    parts += ["**Inputs**", "", *fence(block.inputs), ""] if block.inputs else []
     if block.graph:
         marked = [f"{e.mark} {e.text}{_here(block, e.node, e.mark)}" for e in block.graph]
         parts += [
@@ -45,7 +47,7 @@ def to_markdown(case: Counterexample, path: Path | None) -> str:
     if block.listing:
         parts += [*_folded(caption := "Rank 0, after the pass", caption, block.listing), ""]
     if block.values:
-        parts += ["**Largest difference per rank**", "", *_fence(block.values), ""]
+        parts += ["**Largest difference per rank**", "", *fence(block.values), ""]
     if block.statistics:
         heading, *rows = block.statistics
         cells = [f"| {' | '.join(table_cell(code_span(cell)) for cell in row)} |" for row in rows]
@@ -58,9 +60,9 @@ def to_markdown(case: Counterexample, path: Path | None) -> str:
             "",
         ]
     if block.others:
-        parts += ["**Also**", "", *_fence(block.others), ""]
+        parts += ["**Also**", "", *fence(block.others), ""]
     if block.reproduce:
-        parts += ["**Reproduce with**", "", *_fence(block.reproduce, "sh"), ""]
+        parts += ["**Reproduce with**", "", *fence(block.reproduce, "sh"), ""]
     return "\n".join(parts).rstrip()
 
 
@@ -97,12 +99,12 @@ def _folded(caption: str, summary: str, lines: list[str], language: str = "") ->
     The blank lines inside make GitHub render Markdown there.
     """
     if len(lines) <= OPEN_LINES:
-        return [*([f"**{caption}**", ""] if caption else []), *_fence(lines, language)]
-    return ["<details>", f"<summary>{summary}</summary>", "", *_fence(lines, language), "", "</details>"]
+        return [*([f"**{caption}**", ""] if caption else []), *fence(lines, language)]
+    return ["<details>", f"<summary>{summary}</summary>", "", *fence(lines, language), "", "</details>"]
 
 
-def _fence(lines: list[str], language: str = "") -> list[str]:
-    """A code block with a fence longer than any run of backticks inside."""
+def fence(lines: list[str], language: str = "") -> list[str]:
+    """Return a code block with a fence longer than any run of backticks inside."""
     fence = "`" * max(3, _longest_run("\n".join(lines)) + 1)
     return [f"{fence}{language}", *lines, fence]
 
@@ -123,4 +125,4 @@ def _longest_run(text: str) -> int:
     return max((len(run) for run in "".join(c if c == "`" else " " for c in text).split()), default=0)
 
 
-__all__ = ["OPEN_LINES", "code_span", "table_cell", "to_markdown"]
+__all__ = ["OPEN_LINES", "code_span", "fence", "table_cell", "to_markdown"]

@@ -30,6 +30,7 @@ from tcverify.campaign import (
 from tcverify.campaign.search import SearchSummary
 from tcverify.cases.baseline import pass_reference
 from tcverify.cases.counterexample import FILE_NAME, Counterexample, collect_versions
+from tcverify.cases.end_to_end import EndToEnd, encode_end_to_end
 from tcverify.cases.fingerprint import fingerprint_of
 from tcverify.explain.diagnosis import diagnose
 from tcverify.program import KINDS, Blame, encode_blame
@@ -179,6 +180,7 @@ class EventLog:
             "divergence": None,
             "blame": _blame(case.blame),
             "made_by": [asdict(line) for line in case.made_by],
+            "end_to_end": _end_to_end(case.end_to_end),
             "graph": [],
             "reproduce": [],
         }
@@ -241,6 +243,10 @@ def _searched(searched: SearchSummary | None) -> dict[str, Any] | None:
 
 def _blame(blame: Blame | None) -> dict[str, Any] | None:
     return None if blame is None else {"sentence": str(blame), **encode_blame(blame)}
+
+
+def _end_to_end(tried: EndToEnd | None) -> dict[str, Any] | None:
+    return None if tried is None else {"sentence": str(tried), **encode_end_to_end(tried)}
 
 
 def statistics(counts: Statistics) -> dict[str, Any]:

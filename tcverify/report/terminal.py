@@ -314,6 +314,8 @@ def _show_finding(console: Console, block: ReportBlock) -> None:
         say(console, f"rewritten at {block.made_by}")
     if block.blame:
         say(console, f"root cause: {block.blame}", "bold")
+    if block.end_to_end:
+        say(console, f"end to end: {block.end_to_end}", "bold")
 
 
 def _show_program(console: Console, block: ReportBlock) -> None:

@@ -23,6 +23,7 @@ from tcverify.campaign import (
     Subscriber,
 )
 from tcverify.campaign.events import Stop
+from tcverify.campaign.findings import tried_end_to_end
 from tcverify.campaign.interrupts import Interrupts
 from tcverify.cases.baseline import KnownFinding, known_of
 from tcverify.cases.counterexample import FILE_NAME, Counterexample, read_counterexample, write_counterexample
@@ -235,6 +236,9 @@ class DividedCampaign:
             self._told[entry.kind, entry.fingerprint] = entry
             try:
                 write_counterexample(case, self.plan.report_dir)
+                if not self._ending:
+                    with self._interrupts.open():
+                        case = tried_end_to_end(case, self.plan)
             except TcverifyError:
                 self._unkept = True  # but for the worker's file
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from tcverify.errors import TcverifyError
 from tcverify.report.sanitize import sanitize, sanitize_lines
 
 if TYPE_CHECKING:
+    from tcverify.cases.counterexample import Counterexample
     from tcverify.execution import Executor
 
 #: How the result of a replay is displayed.
@@ -44,14 +46,22 @@ def replay(cases: tuple[str, ...], confirm: str, bisect: bool, report_dir: Path)
     states = []
     with executors(confirm) as executor_of:
         for path in paths:
-            states.append(_replay_one(path, executor_of, alone=len(paths) == 1, blame=bisect))
+            states.append(
+                _replay_one(path, executor_of, alone=len(paths) == 1, blame=bisect, confirm=confirm != "none")
+            )
     if len(paths) > 1:
         say(make_console(), ", ".join(f"{states.count(state)} {state}" for state in _MARKS))
     raise SystemExit(FAILED if "failed" in states else UNUSABLE if "error" in states else PASSED)
 
 
-def _replay_one(path: Path, executor_of: Callable[[int], Executor | None], *, alone: bool, blame: bool) -> str:
-    """Verify one case again and print its state: a key of `_MARKS`."""
+def _replay_one(
+    path: Path, executor_of: Callable[[int], Executor | None], *, alone: bool, blame: bool, confirm: bool
+) -> str:
+    """Verify one case again and print its state: a key of `_MARKS`.
+
+    Args:
+        confirm: repeat the trial in PyTorch's public API, if the case has one.
+    """
     from tcverify.cases.counterexample import read_counterexample
     from tcverify.replay import replay_case
     from tcverify.report.console import make_console, say
@@ -73,6 +83,8 @@ def _replay_one(path: Path, executor_of: Callable[[int], Executor | None], *, al
         tell("error", "not replayed", str(error))
         return "error"
     tell(outcome.state, f"{case.id} {sanitize(case.facts.name)}", outcome.message)
+    if outcome.case is not None and case.end_to_end is not None and confirm:
+        outcome = replace(outcome, case=_tried(outcome.case))
     if outcome.source_changed:
         say(console, "  the source of the pass has changed since the case was found")
     if outcome.printed and alone:
@@ -83,3 +95,9 @@ def _replay_one(path: Path, executor_of: Callable[[int], Executor | None], *, al
         say(console)
         show(console, outcome.case, None)
     return outcome.state
+
+
+def _tried(case: Counterexample) -> Counterexample:
+    from tcverify.pytorch.end_to_end import try_end_to_end
+
+    return replace(case, end_to_end=try_end_to_end(case))
