@@ -36,9 +36,9 @@ class UserFacts:
         world_size: the number of ranks, if no mesh is given.
         groups: by name: a mesh dim, or its ranks on the ranks that are in it.
         placements: of inputs, by name and mesh dim.
-        rules: which integers depend on the rank, if one graph is used for all. rank:
-        the rank of a single graph. spmd:
-        whether one graph is used for all ranks, so that a function is called only once.
+        rules: which integers depend on the rank, if one graph is used for all.
+        rank: the rank of a single graph.
+        spmd: whether one graph is used for all ranks, so that a function is called only once.
         seed: of the drawn values.
     """
 

@@ -35,8 +35,8 @@ class Hang:
 
     Attributes:
         waits: the waiting ranks, along the cycle if there is one.
-        cycle: whether `waits` is a cycle: each rank waits for the next, the last for the first. Otherwise the last one
-            waits for `finished`.
+        cycle: whether `waits` is a cycle: each rank waits for the next, the last for the first. Otherwise the last one waits for
+            `finished`.
         finished: a rank that has ended without joining, if there is no cycle.
     """
 

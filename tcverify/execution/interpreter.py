@@ -134,8 +134,8 @@ def run_rank(
         inputs: values of the placeholders; the graph may write into them.
         observe: keep every node's value in the result.
         perturb: changes the result of every op that returns a fresh tensor; for the conditioning probe.
-        watch: called for every step, in order; may replace its result. result: filled in
-        as the rank advances, so that it shows the progress of a rank that never ends.
+        watch: called for every step, in order; may replace its result.
+        result: filled in as the rank advances, so that it shows the progress of a rank that never ends.
         timing: one of `TIMINGS`, for all asynchronous collectives or by node.
 
     Returns:

@@ -150,8 +150,8 @@ def _step_of(
     """The step of a node.
 
     Args:
-        numbers: of the values before it. template:
-        converts a leaf of an argument to its form in the plan.
+        numbers: of the values before it.
+        template: converts a leaf of an argument to its form in the plan.
     """
     args: list[Any] = []
     slots: list[tuple[int, int]] = []

@@ -62,8 +62,8 @@ class Collective:
             no shard itself.
         targets: of permute, per position the position that gets its contribution, else None.
         resharding: of reshard, the request, else None.
-        group: the name of the communicator, if it has one. Groups of other names are other communicators, though of the
-            same ranks.
+        group: the name of the communicator, if it has one. Groups of other names are other communicators, though of the same
+            ranks.
     """
 
     kind: CollectiveKind

@@ -40,8 +40,8 @@ class Contract:
             node), which its replay confirms and which beats sequential execution.
         overlap: communication is exposed (in flight while nothing computes) for no longer than before the pass, as far as costs
             of ops are known.
-        order: the pass only moves nodes, and preserves every dependency: of data, of writes, of effects, and those
-            that `meta["after"]` declares.
+        order: the pass only moves nodes, and preserves every dependency: of data, of writes, of effects, and those that
+            `meta["after"]` declares.
         collective_order: the collectives of each communicator, and all ops with effects, keep their order.
         memory_budget: peak memory grows by at most this share of what it was before the pass.
         collectives: "functional" means that asynchronous collectives block at their wait, "conservative" that they may block

@@ -65,8 +65,8 @@ def copy_graph(
 
     Args:
         leaf: maps every constant argument.
-        meta: creates the metadata of a copied node from the
-        original node. names: new names of placeholders, by target.
+        meta: creates the metadata of a copied node from the original node.
+        names: new names of placeholders, by target.
         target: maps the target of every node.
     """
     new = fx.Graph()

@@ -16,8 +16,8 @@ class RewriteRequest(NamedTuple):
     """A rewrite for which a pass asked permission on one rank.
 
     Attributes:
-        pattern: its name in the pass. node:
-        the name of its first node, or "".
+        pattern: its name in the pass.
+        node: the name of its first node, or "".
         again: how often the pass had asked for the same before on this rank.
     """
 

@@ -24,9 +24,9 @@ def share(
 
     Args:
         graphs: one per rank, with specs or fake tensors in their metadata. Ranks may share one, which is then read once.
-        known: per rank, constants whose names are reused if all their values
-        match. names: per rank, new names of placeholders by target. offsets:
-        whether graphs with different storage offsets count as different.
+        known: per rank, constants whose names are reused if all their values match.
+        names: per rank, new names of placeholders by target.
+        offsets: whether graphs with different storage offsets count as different.
     """
     read: dict[tuple[int, int], _Outline] = {}
     outlines = []

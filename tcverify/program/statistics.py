@@ -15,9 +15,9 @@ class CollectiveStatistics:
         node: name of the node that starts it; of passes that move waits, `wait` is the node that was moved.
         op: the name of the collective op.
         group: the name of its group, or "".
-        moves: how many nodes it moved
-        past. grouped: how many nodes moved
-        with it. limit: what stopped it, in words.
+        moves: how many nodes it moved past.
+        grouped: how many nodes moved with it.
+        limit: what stopped it, in words.
         communication_s: how long the communication takes.
         overlapped_s: how much of that time overlaps with compute, after the pass.
         initial_exposed_s, final_exposed_s: how long compute stalls waiting for it, before and after the pass.

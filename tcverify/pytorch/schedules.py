@@ -21,10 +21,10 @@ class ScheduleStep:
     """One node of the scheduler, in the list or inside a fused node.
 
     Attributes:
-        name: in Inductor. op: its
-        callee, for reports. reads:
-        storages; a wait reads what its collective reads, since that may happen until then. writes:
-        storages, including those that it allocates.
+        name: in Inductor.
+        op: its callee, for reports.
+        reads: storages; a wait reads what its collective reads, since that may happen until then.
+        writes: storages, including those that it allocates.
         role: see `Role`.
         group: over which it communicates, where it says so.
         place: its number in the order of the graph.

@@ -23,8 +23,8 @@ def ray_crew(address: str, size: int | None, tell: Callable[[str], None]) -> Ite
 
     Args:
         address: of the cluster, as `ray start` prints it, or `LOCAL`.
-        size: largest number of slices in progress; None means one per CPU, including CPUs that join later. tell:
-        called with one line if a worker has died.
+        size: largest number of slices in progress; None means one per CPU, including CPUs that join later.
+        tell: called with one line if a worker has died.
 
     Raises:
         UsageError: ray is not installed, or there is no such cluster.

@@ -432,8 +432,8 @@ def mapped_literals(
     """The arguments of a call, with numbers replaced that may be sizes or positions.
 
     Args:
-        specs: results of nodes. size:
-        replaces symbolic integers of the schema.
+        specs: results of nodes.
+        size: replaces symbolic integers of the schema.
         compared: replaces numbers in ops without operands, or on integers.
     """
     schema = getattr(node.target, "_schema", None)

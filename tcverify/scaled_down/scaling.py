@@ -44,9 +44,9 @@ class ScaledPrograms:
     """Programs with small sizes.
 
     Attributes:
-        programs: in the order of the given ones. sizes:
-        new sizes of inputs, by old size; some have several. wrong: for each
-        program, the first call whose operands do not fit together at the real sizes.
+        programs: in the order of the given ones.
+        sizes: new sizes of inputs, by old size; some have several.
+        wrong: for each program, the first call whose operands do not fit together at the real sizes.
     """
 
     programs: tuple[Program, ...]

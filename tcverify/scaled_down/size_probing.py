@@ -28,11 +28,11 @@ class Probe:
 
     Attributes:
         operands: by name: the value, and the sizes of each of its tensors.
-        results: the shapes that the call
-        returns. literals: numbers among its arguments, which may
-        be sizes. infer: returns the shapes of the results for other operands, by name, with the same replacement of larger
-            numbers in the other arguments; None if they do not
-        fit. stand_ins: of numbers, in all trials.
+        results: the shapes that the call returns.
+        literals: numbers among its arguments, which may be sizes.
+        infer: returns the shapes of the results for other operands, by name, with the same replacement of larger numbers in the
+            other arguments; None if they do not fit.
+        stand_ins: of numbers, in all trials.
     """
 
     operands: Mapping[str, tuple[Any, Sequence[Sequence[Size]]]]

@@ -84,8 +84,8 @@ class DraftStep:
 
     Attributes:
         at: its position: steps run in this order; those at one position in the order in which they were added.
-        on: if set, the step is kept as long as that value is needed, even if its result is unused: it writes. only:
-        ranks that run it; None means all. The result of such a step is not read elsewhere.
+        on: if set, the step is kept as long as that value is needed, even if its result is unused: it writes.
+        only: ranks that run it; None means all. The result of such a step is not read elsewhere.
         reads: numbers of its operands.
     """
 

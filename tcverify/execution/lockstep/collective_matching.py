@@ -41,8 +41,8 @@ class Matcher:
     """Calls that wait for others, and ranks that wait for calls.
 
     Attributes:
-        parked: what each blocked rank waits for; it continues when all of it is done. lingering:
-        ranks that stay at a start although they could continue.
+        parked: what each blocked rank waits for; it continues when all of it is done.
+        lingering: ranks that stay at a start although they could continue.
     """
 
     parked: dict[int, list[MatchEntry]] = field(default_factory=dict)

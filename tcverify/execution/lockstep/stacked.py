@@ -84,8 +84,8 @@ def run_stacked(
 
     Args:
         timing: when asynchronous collectives read and write, as of `Lockstep.run`; all ranks alike.
-        beside: a run of another version: bitwise equal outputs are kept once. perturbation:
-        of the results of ops, and of the order of sums. Then no rank runs alone as a check.
+        beside: a run of another version: bitwise equal outputs are kept once.
+        perturbation: of the results of ops, and of the order of sums. Then no rank runs alone as a check.
 
     Returns:
         The run, finished on all ranks; None if the ranks have to run one by one, which also shows the problem.

@@ -32,8 +32,8 @@ class _Arrived:
     """What a rank's start of a collective has written, or would have: an output without other readers need not be written.
 
     Args:
-        outside: whether the output is existing storage. apart:
-        whether the returned storage belongs to this rank alone.
+        outside: whether the output is existing storage.
+        apart: whether the returned storage belongs to this rank alone.
     """
 
     def __init__(self, output: torch.Tensor, answer: torch.Tensor, outside: bool, apart: bool) -> None:
@@ -72,9 +72,9 @@ class _UnderWay:
         number: in the order in which they have started.
         starts: of the ranks; none once it has been carried out.
         tensors: what each contributes: a copy where it reads at once.
-        outside: of the ranks, whether the output is existing storage. timing: when
-        it reads. result: of the
-        step, if the outputs are not visible elsewhere; otherwise they are written.
+        outside: of the ranks, whether the output is existing storage.
+        timing: when it reads.
+        result: of the step, if the outputs are not visible elsewhere; otherwise they are written.
     """
 
     number: int

@@ -34,8 +34,8 @@ class Reply:
 
     Attributes:
         number: of the request.
-        results: the execution of the rank, per program; those after one that raised are
-        missing. deltas: how the two programs differ on this rank, if it finished both.
+        results: the execution of the rank, per program; those after one that raised are missing.
+        deltas: how the two programs differ on this rank, if it finished both.
         refusal: set if the rank cannot run the program: an op or the inputs.
         failure: set if torch.distributed failed; the group is unusable then.
         left: whether the rank stopped while collectives that it had started were in flight. Then the group is unusable:

@@ -32,8 +32,8 @@ class Launch:
         op: number of the op in issue order.
         part: "run"; a collective comes in two, "enter" (it reads and communicates) and "leave" (it writes its result).
         waits: ops of other streams whose events the stream waits for first.
-        delay_s: its delay, after the waits. event:
-        whether an event that other streams wait for is recorded after it.
+        delay_s: its delay, after the waits.
+        event: whether an event that other streams wait for is recorded after it.
     """
 
     op: int

@@ -27,8 +27,8 @@ class StreamOp:
 
     Attributes:
         node: its name; the name of the output node for what reads the outputs, `INPUTS` for what writes the inputs.
-        stream: whose queue it is in. step:
-        its number in the plan; None for the two that are not steps.
+        stream: whose queue it is in.
+        step: its number in the plan; None for the two that are not steps.
         after: numbers of the ops that must be complete before it can begin: the one before it in its queue, and those whose
             tokens it waits for.
         reads: numbers of the storages that it reads.

@@ -39,15 +39,15 @@ class BucketingRecord:
     """One step of writing; see `RECORD` for the values.
 
     Attributes:
-        kind: a collective, or another op. source:
-        where its operand is from: a new "input", "made" before, "turned" (not contiguous), "cast", "used"
-            (an input with other readers), or "padded" as DTensor packs uneven shards.
+        kind: a collective, or another op.
+        source: where its operand is from: a new "input", "made" before, "turned" (not contiguous), "cast", "used" (an input with
+            other readers), or "padded" as DTensor packs uneven shards.
         a, b: bytes that pick operands.
         shape, dtype: of a new input.
         reduce_op: of reductions.
         group: a byte that picks the mesh dim.
-        delay: how many records pass until the wait; 0 puts it directly after the start, −1 at the
-        end. use: how the result is used.
+        delay: how many records pass until the wait; 0 puts it directly after the start, −1 at the end.
+        use: how the result is used.
     """
 
     kind: str
@@ -91,8 +91,8 @@ class BucketingWriter:
     Attributes:
         alike: the dtype of all collectives, which are over one group then, so that buckets are large; else None.
         pool: values that may be read.
-        waiting: collectives in flight: the record before which each is waited for, and its use. outputs:
-        values that are returned in any case.
+        waiting: collectives in flight: the record before which each is waited for, and its use.
+        outputs: values that are returned in any case.
         late: writes into inputs, which come at the end.
     """
 

@@ -48,8 +48,8 @@ class FunctionalRecord:
         how: a byte that picks a variant.
         form: how the result of a collective is kept: "new", "in-place", "coalesced", "coalesced-in-place", "out".
         group: a byte that picks the mesh dim.
-        delay: how many records pass until its wait; 0 puts it directly after the start, −1 at
-        the end. use: how the result is used.
+        delay: how many records pass until its wait; 0 puts it directly after the start, −1 at the end.
+        use: how the result is used.
     """
 
     kind: str

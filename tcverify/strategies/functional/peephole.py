@@ -50,8 +50,8 @@ class _Piece:
     """One pattern; see `_PIECE` for the values.
 
     Attributes:
-        kind: "twins", a "part" of what was gathered or reduced, a "sum" to which rows are added, a "chain"
-            of two, a reduction that is "scaled", what is "viewed", or "dead" code.
+        kind: "twins", a "part" of what was gathered or reduced, a "sum" to which rows are added, a "chain" of two, a reduction
+            that is "scaled", what is "viewed", or "dead" code.
         collective: of twins; of what a part is taken, if it is all_gather, else all_reduce.
         but: in what the second of twins, or of a chain, differs from the first.
         order: which is waited for first, or "one" if the first is waited for before the second starts.

@@ -24,8 +24,8 @@ class ReshardingSetting:
         shape: of the (whole) tensor that it begins with.
         dtype: of all values.
         odd: whether it may contain changes that lowerings reject.
-        outputs: largest number of returned
-        values. mesh, where, how: initial layout; see `ReshardingRecord`.
+        outputs: largest number of returned values.
+        mesh, where, how: initial layout; see `ReshardingRecord`.
         seed: of the input values.
     """
 

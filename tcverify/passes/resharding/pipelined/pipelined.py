@@ -30,8 +30,7 @@ class PipelinedMatmul(Pass):
         form: of gathering: one all_gather per chunk ("collective"), a "broadcast" from each rank, point-to-point ("p2p"), or
             round a "ring".
         reduce_form: of summing: one reduce_scatter per chunk ("collective"), a rooted "reduce" to each rank, "p2p", or "ring".
-        sync_streams: whether each step waits for what is queued on the stream of the one before it.
-        options: those of `Pass`.
+        sync_streams: whether each step waits for what is queued on the stream of the one before it. options: those of `Pass`.
 
     Attributes:
         gathering, scattering: write the steps of a pipeline.
