@@ -292,6 +292,11 @@ _ALL = (
         strategy="dtensor",
     ),
     TorchSubject(
+        "pipelining", "tcverify.pytorch.pipelining:PipelineSchedule",
+        "runs the stages of a model under a schedule of pipeline parallelism",
+        "torch.distributed.pipelining.schedules:get_schedule_class", strategy="pipelining",
+    ),
+    TorchSubject(
         "schedule_overlap_bucketing", "tcverify.pytorch.overlap:ScheduleOverlapBucketing",
         "overlaps compute with communication, and buckets collectives",
         f"{_PASSES}.overlap_scheduling:schedule_overlap_bucketing", since="2.11",

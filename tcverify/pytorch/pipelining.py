@@ -1,0 +1,220 @@
+"""Pipeline parallelism as a pass: a training step becomes what a rank does under a schedule of torch.distributed.pipelining.
+
+The stages of a rank are built from the options of the program, and the schedule runs on them, alone, on tensors that are zero.
+Every op is recorded. Sends, receives and their waits are recorded where the schedule asks a process group for them, so that the
+graphs of all ranks say in which order messages are to meet. At the end the rank that has a result broadcasts it: all ranks
+return what the program returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import fx
+
+from tcverify.errors import Unsupported
+from tcverify.ops import resolve
+from tcverify.program import Mesh
+from tcverify.program.graph import same_structure
+from tcverify.pytorch.base import TorchPass
+from tcverify.pytorch.recording import OpRecorder
+from tcverify.strategies.pipelining.model import SHIFT, Stage, TrainingStep, as_tuple, boundaries, training_program
+
+Tensor = torch.Tensor
+
+
+class PipelineSchedule(TorchPass):
+    """Runs a rank's stages of a training step under the schedule that the options of the program name.
+
+    Raises:
+        Unsupported: the program is no such training step, or the schedule refuses its sizes.
+    """
+
+    name = "torch:pipelining"
+
+    def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
+        step = TrainingStep.of(gm.meta.get("options", {}))
+        if not same_structure(training_program(Mesh.grid({"pp": 1}), step).graphs[0], gm.graph):
+            raise Unsupported("the graph is not the training step that its options describe")
+        group, members = list(gm.meta["groups"].items())[-1]
+        rank = _Rank(step, members.index(gm.meta["rank"]), len(members), group)
+        for node in gm.graph.nodes:
+            if node.op == "placeholder":
+                rank.give(node.name, node.meta["val"].shape)
+        rank.run(options)
+        (returned,) = (node.args[0] for node in gm.graph.nodes if node.op == "output")
+        graph = rank.returning(returned)
+        metadata = {node.target: node.meta for node in gm.graph.nodes if node.op == "placeholder"}
+        for node in graph.nodes:
+            node.meta.update(metadata.get(node.target, {}))
+        return fx.GraphModule(gm, graph)
+
+
+class _Rank:
+    """One rank of a pipeline: its stages, what is recorded of them, and what it ends up with."""
+
+    def __init__(self, step: TrainingStep, position: int, ranks: int, group: str) -> None:
+        resolve_group: Any = dist.distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+        self._step, self._position, self._ranks = step, position, ranks
+        self._name, self._group = group, resolve_group(group)
+        self._values: dict[str, Tensor] = {}
+        self._recorder = _Messages(group)
+        self._modules: dict[int, Stage] = {}
+        self._losses: list[Tensor] = []
+        self._outputs: tuple[Tensor, ...] = ()
+
+    def give(self, name: str, shape: Sequence[int]) -> None:
+        """Add an input."""
+        self._values[name] = torch.zeros(shape)
+        self._recorder.input(name, self._values[name])
+
+    def run(self, options: Mapping[str, Any]) -> None:
+        """Run the schedule."""
+        step, values = self._step, self._values
+        own = [stage for stage in range(len(step.stages)) if step.rank_of(stage, self._ranks) == self._position]
+        if not own:
+            raise Unsupported(f"there are {len(step.stages)} stages for {self._ranks} ranks")
+        schedule = self._schedule(own)
+        first, last = 0 in own, len(step.stages) - 1 in own
+        named = {SHIFT: values[SHIFT]} if step.shifted else {}
+        with self._recorder.recording():
+            output = schedule.step(
+                *([values["x"]] if first else []), target=values["target"] if last else None, losses=self._losses, **named
+            )
+        self._outputs = as_tuple(output) if last else ()
+
+    def _schedule(self, own: Sequence[int]) -> Any:
+        """The schedule of torch for these stages."""
+        from torch.distributed.pipelining import PipelineStage
+        from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
+
+        step, stages = self._step, []
+        edges = list(boundaries(step, self._values))
+        for number in own:
+            module = self._modules[number] = step.module(number, self._values)
+            stages.append(
+                PipelineStage(
+                    module, number, len(step.stages), torch.device("cpu"), input_args=edges[number],
+                    output_args=edges[number + 1], group=self._group,
+                )
+            )  # fmt: skip
+        try:
+            kind = get_schedule_class(step.schedule)
+            single = issubclass(kind, PipelineScheduleSingle)
+            given = stages[0] if single and len(stages) == 1 else stages
+            made = kind(given, step.microbatches, loss_fn=step.loss_of, scale_grads=step.scale_grads)
+        except ValueError as error:
+            raise Unsupported(f"{step.schedule}: {' '.join(str(error).split())[:200]}") from error
+        for name in ("_initialize_stage", "_initialize_stages"):
+            if hasattr(made, name):
+                setattr(made, name, self._recorder.leaving_out(getattr(made, name)))
+        return made
+
+    def returning(self, returned: Mapping[str, Any]) -> fx.Graph:
+        """The recorded graph, which returns what the program does.
+
+        Args:
+            returned: by the graph of the program, whose nodes say shapes and dtypes.
+        """
+        last = len(self._step.stages) - 1
+        grads = {name: p.grad for module in self._modules.values() for name, p in module.named_parameters()}
+        stages = {name: stage for stage in range(last + 1) for name in self._step.parameters(stage)}
+        losses = [self._shared(like, last, at(self._losses, k)) for k, like in enumerate(returned["losses"])]
+        outputs = [self._shared(like, last, at(self._outputs, k)) for k, like in enumerate(returned["outputs"])]
+        found = {name: self._shared(like, stages[name], grads.get(name)) for name, like in returned["grads"].items()}
+        graph = self._recorder.graph
+        graph.output({"losses": losses, "outputs": tuple(outputs), "grads": found})
+        graph.lint()
+        return graph
+
+    def _shared(self, like: fx.Node, stage: int, value: Tensor | None) -> fx.Node:
+        """A result that the rank of a stage has: zero there if the schedule left none."""
+        graph, owner = self._recorder.graph, self._step.rank_of(stage, self._ranks)
+        if owner == self._position and value is not None:
+            given = self._recorder.node(value)
+        else:
+            val = like.meta["val"]
+            given = graph.call_function(resolve("aten::zeros"), (list(val.shape),), {"dtype": val.dtype})
+        started = graph.call_function(resolve("_c10d_functional::broadcast"), (given, owner, self._name))
+        return graph.call_function(resolve("_c10d_functional::wait_tensor"), (started,))
+
+
+def at(values: Sequence[Tensor], place: int) -> Tensor | None:
+    """The value at a place, where there is one."""
+    return values[place] if place < len(values) else None
+
+
+class _Messages(OpRecorder):
+    """Records ops, and the messages that a process group is asked to send and receive."""
+
+    records_views: ClassVar[bool] = True
+
+    def __init__(self, group: str) -> None:
+        super().__init__()
+        self._group = group
+        self._heard = True
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what is done meanwhile. Process groups send and receive nothing."""
+
+        def send(group: Any, tensors: list[Tensor], peer: int, tag: int) -> _Work:
+            return self._message("isend", tensors, peer, tag)
+
+        def recv(group: Any, tensors: list[Tensor], peer: int, tag: int) -> _Work:
+            return self._message("irecv", tensors, peer, tag)
+
+        with mock.patch.multiple(dist.ProcessGroup, send=send, recv=recv), self:
+            yield
+
+    def leaving_out(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A call during which nothing is recorded. What it receives is ones: ranks vote so that shapes are known to all."""
+
+        def silent(*args: Any, **kwargs: Any) -> Any:
+            self._heard = False
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._heard = True
+
+        return silent
+
+    def _message(self, op: str, tensors: list[Tensor], peer: int, tag: int) -> _Work:
+        if not self._heard:
+            if op == "irecv":
+                tensors[0].fill_(1)
+            return _Work(lambda: None)
+        target = resolve(f"_c10d_functional::{op}")
+        started = [
+            self.graph.call_function(target, (self.node(one), peer, tag, self._group)) for one in tensors
+        ]
+        wait = resolve("_c10d_functional::wait_tensor")
+        return _Work(lambda: [self.graph.call_function(wait, (one,)) for one in started])
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self._heard:
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class _Work(dist.Work):
+    """A message on its way; the first wait for it counts."""
+
+    def __init__(self, wait: Callable[[], Any]) -> None:
+        super().__init__()
+        self._wait: Callable[[], Any] | None = wait
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Record the wait."""
+        if self._wait is not None:
+            self._wait()
+        self._wait = None
+        return True
+
+
+__all__ = ["PipelineSchedule"]
