@@ -9,6 +9,8 @@ return what the program returns.
 from __future__ import annotations
 
 import contextlib
+import csv
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 from unittest import mock
@@ -22,6 +24,7 @@ from tcverify.ops import resolve
 from tcverify.program import Mesh
 from tcverify.program.graph import same_structure
 from tcverify.pytorch.base import TorchPass
+from tcverify.pytorch.compat import filter_known_options
 from tcverify.pytorch.recording import OpRecorder
 from tcverify.strategies.pipelining.model import SHIFT, Stage, TrainingStep, as_tuple, boundaries, training_program
 
@@ -79,7 +82,7 @@ class _Rank:
         own = [stage for stage in range(len(step.stages)) if step.rank_of(stage, self._ranks) == self._position]
         if not own:
             raise Unsupported(f"there are {len(step.stages)} stages for {self._ranks} ranks")
-        schedule = self._schedule(own)
+        schedule = self._schedule(own, options)
         first, last = 0 in own, len(step.stages) - 1 in own
         named = {SHIFT: values[SHIFT]} if step.shifted else {}
         with self._recorder.recording():
@@ -88,10 +91,22 @@ class _Rank:
             )
         self._outputs = as_tuple(output) if last else ()
 
-    def _schedule(self, own: Sequence[int]) -> Any:
-        """The schedule of torch for these stages."""
+    def _schedule(self, own: Sequence[int], options: Mapping[str, Any]) -> Any:
+        """The schedule of torch for these stages, which leaves out of the record what it does before its first action."""
+        stages = self._stages(own)
+        told: dict[str, Any] = {"loss_fn": self._step.loss_of, "scale_grads": self._step.scale_grads}
+        try:
+            made = _made(self._step, stages, told, options)
+        except ValueError as error:
+            raise Unsupported(f"{self._step.schedule}: {' '.join(str(error).split())[:200]}") from error
+        for name in ("_initialize_stage", "_initialize_stages"):
+            if hasattr(made, name):
+                setattr(made, name, self._recorder.leaving_out(getattr(made, name)))
+        return made
+
+    def _stages(self, own: Sequence[int]) -> list[Any]:
+        """Stages of torch. They are told the shapes of what they get and give, as the ranks cannot ask each other."""
         from torch.distributed.pipelining import PipelineStage
-        from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
         step, stages = self._step, []
         edges = list(boundaries(step, self._values))
@@ -103,17 +118,7 @@ class _Rank:
                     output_args=edges[number + 1], group=self._group,
                 )
             )  # fmt: skip
-        try:
-            kind = get_schedule_class(step.schedule)
-            single = issubclass(kind, PipelineScheduleSingle)
-            given = stages[0] if single and len(stages) == 1 else stages
-            made = kind(given, step.microbatches, loss_fn=step.loss_of, scale_grads=step.scale_grads)
-        except ValueError as error:
-            raise Unsupported(f"{step.schedule}: {' '.join(str(error).split())[:200]}") from error
-        for name in ("_initialize_stage", "_initialize_stages"):
-            if hasattr(made, name):
-                setattr(made, name, self._recorder.leaving_out(getattr(made, name)))
-        return made
+        return stages
 
     def returning(self, returned: Mapping[str, Any]) -> fx.Graph:
         """The recorded graph, which returns what the program does.
@@ -142,6 +147,45 @@ class _Rank:
             given = graph.call_function(resolve("aten::zeros"), (list(val.shape),), {"dtype": val.dtype})
         started = graph.call_function(resolve("_c10d_functional::broadcast"), (given, owner, self._name))
         return graph.call_function(resolve("_c10d_functional::wait_tensor"), (started,))
+
+
+def _made(step: TrainingStep, stages: list[Any], told: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """The schedule itself, or the runtime for schedules of users with the same order of actions.
+
+    Raises:
+        ValueError: the schedule cannot have so many stages or microbatches.
+    """
+    from torch.distributed.pipelining import schedules
+
+    kind = schedules.get_schedule_class(step.schedule)
+    if issubclass(kind, schedules.PipelineScheduleSingle):
+        if len(stages) > 1:
+            raise ValueError(f"{len(stages)} stages on a rank")
+        made = kind(stages[0], step.microbatches, **told)
+    else:
+        late = filter_known_options(kind, {"defer_pp_recv": options["defer_pp_recv"]})
+        made = kind(stages, step.microbatches, **late, **told)
+    if options["actions"] == "own" or not made.pipeline_order:
+        return made
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/actions.csv"
+        if options["actions"] == "compute_comms" and hasattr(made, "pipeline_order_with_comms"):
+            made._dump_csv(file, format="compute_comms")
+            form = "compute_comms"
+        else:
+            _write_actions(file, made.pipeline_order)
+            form = "compute_only"
+        runtime = schedules._PipelineScheduleRuntime(stages, step.microbatches, **told)
+        runtime._load_csv(file, format=form)
+    return runtime
+
+
+def _write_actions(file: str, order: Mapping[int, Sequence[Any]]) -> None:
+    """Write what computes, as files of schedules have it: ranks in rows, nothing where a rank idles."""
+    with open(file, "w", encoding="utf-8", newline="") as opened:
+        rows = csv.writer(opened)
+        for rank in sorted(order):
+            rows.writerow(["" if one is None else str(one) for one in order[rank] if one is None or one.is_compute_op])
 
 
 def at(values: Sequence[Tensor], place: int) -> Tensor | None:

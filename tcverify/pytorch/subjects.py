@@ -295,6 +295,7 @@ _ALL = (
         "pipelining", "tcverify.pytorch.pipelining:PipelineSchedule",
         "runs the stages of a model under a schedule of pipeline parallelism",
         "torch.distributed.pipelining.schedules:get_schedule_class", strategy="pipelining",
+        draws={"actions": ("own", "compute_only", "compute_comms"), "defer_pp_recv": _FLAG},
     ),
     TorchSubject(
         "schedule_overlap_bucketing", "tcverify.pytorch.overlap:ScheduleOverlapBucketing",
