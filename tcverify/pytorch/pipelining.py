@@ -42,6 +42,8 @@ class PipelineSchedule(TorchPass):
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
         step = TrainingStep.of(gm.meta.get("options", {}))
+        if not gm.meta["groups"]:
+            raise Unsupported("the mesh has no dims, and a pipeline runs over the last one")
         if not same_structure(training_program(Mesh.grid({"pp": 1}), step).graphs[0], gm.graph):
             raise Unsupported("the graph is not the training step that its options describe")
         group, members = list(gm.meta["groups"].items())[-1]
@@ -87,7 +89,10 @@ class _Rank:
         named = {SHIFT: values[SHIFT]} if step.shifted else {}
         with self._recorder.recording():
             output = schedule.step(
-                *([values["x"]] if first else []), target=values["target"] if last else None, losses=self._losses, **named
+                *([values["x"]] if first else []),
+                target=values["target"] if last else None,
+                losses=self._losses,
+                **named,
             )
         self._outputs = as_tuple(output) if last else ()
 
@@ -111,7 +116,7 @@ class _Rank:
         step, stages = self._step, []
         edges = list(boundaries(step, self._values))
         for number in own:
-            module = self._modules[number] = step.module(number, self._values)
+            module = self._modules[number] = Stage(step, number, self._values)
             stages.append(
                 PipelineStage(
                     module, number, len(step.stages), torch.device("cpu"), input_args=edges[number],
@@ -129,8 +134,8 @@ class _Rank:
         last = len(self._step.stages) - 1
         grads = {name: p.grad for module in self._modules.values() for name, p in module.named_parameters()}
         stages = {name: stage for stage in range(last + 1) for name in self._step.parameters(stage)}
-        losses = [self._shared(like, last, at(self._losses, k)) for k, like in enumerate(returned["losses"])]
-        outputs = [self._shared(like, last, at(self._outputs, k)) for k, like in enumerate(returned["outputs"])]
+        losses = [self._shared(like, last, _at(self._losses, k)) for k, like in enumerate(returned["losses"])]
+        outputs = [self._shared(like, last, _at(self._outputs, k)) for k, like in enumerate(returned["outputs"])]
         found = {name: self._shared(like, stages[name], grads.get(name)) for name, like in returned["grads"].items()}
         graph = self._recorder.graph
         graph.output({"losses": losses, "outputs": tuple(outputs), "grads": found})
@@ -169,14 +174,13 @@ def _made(step: TrainingStep, stages: list[Any], told: Mapping[str, Any], option
         return made
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/actions.csv"
+        runtime = schedules._PipelineScheduleRuntime(stages, step.microbatches, **told)
         if options["actions"] == "compute_comms" and hasattr(made, "pipeline_order_with_comms"):
             made._dump_csv(file, format="compute_comms")
-            form = "compute_comms"
+            runtime._load_csv(file, format="compute_comms")
         else:
             _write_actions(file, made.pipeline_order)
-            form = "compute_only"
-        runtime = schedules._PipelineScheduleRuntime(stages, step.microbatches, **told)
-        runtime._load_csv(file, format=form)
+            runtime._load_csv(file, format="compute_only")
     return runtime
 
 
@@ -188,7 +192,7 @@ def _write_actions(file: str, order: Mapping[int, Sequence[Any]]) -> None:
             rows.writerow(["" if one is None else str(one) for one in order[rank] if one is None or one.is_compute_op])
 
 
-def at(values: Sequence[Tensor], place: int) -> Tensor | None:
+def _at(values: Sequence[Tensor], place: int) -> Tensor | None:
     """The value at a place, where there is one."""
     return values[place] if place < len(values) else None
 
@@ -213,7 +217,11 @@ class _Messages(OpRecorder):
         def recv(group: Any, tensors: list[Tensor], peer: int, tag: int) -> _Work:
             return self._message("irecv", tensors, peer, tag)
 
-        with mock.patch.multiple(dist.ProcessGroup, send=send, recv=recv), self:
+        from torch.distributed.pipelining import schedules
+
+        # A schedule that fails writes all of its actions into the log.
+        quiet = mock.patch.object(schedules.logger, "disabled", True)
+        with mock.patch.multiple(dist.ProcessGroup, send=send, recv=recv), quiet, self:
             yield
 
     def leaving_out(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -234,9 +242,7 @@ class _Messages(OpRecorder):
                 tensors[0].fill_(1)
             return _Work(lambda: None)
         target = resolve(f"_c10d_functional::{op}")
-        started = [
-            self.graph.call_function(target, (self.node(one), peer, tag, self._group)) for one in tensors
-        ]
+        started = [self.graph.call_function(target, (self.node(one), peer, tag, self._group)) for one in tensors]
         wait = resolve("_c10d_functional::wait_tensor")
         return _Work(lambda: [self.graph.call_function(wait, (one,)) for one in started])
 

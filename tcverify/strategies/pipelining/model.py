@@ -6,14 +6,16 @@ Subjects build the modules of a rank from the same data, and run them under a sc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache, reduce
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_aggregate
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from tcverify.errors import Unsupported
 from tcverify.ops import qualified_name
@@ -61,6 +63,12 @@ ENDS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 #: Words of a stage that are no layers: it adds the keyword argument, or does not read the second tensor that it gets.
 SHIFT, IGNORE = "shift", "ignore"
 
+#: Most rows of a batch that are read.
+MAX_ROWS = 64
+
+#: Inputs that are divided into microbatches.
+_BATCH = ("x", "target", SHIFT)
+
 #: How losses are reduced over a microbatch.
 LOSSES: Mapping[str, Callable[[Tensor], Tensor]] = {"mean": torch.mean, "sum": torch.sum}
 
@@ -73,7 +81,7 @@ class TrainingStep:
         schedule: name of the schedule that is to run it.
         stages: words per stage: "shift" or "ignore", layers, and at the end what is handed on beside the activation.
         microbatches: number of parts of the batch.
-        rows: of the batch.
+        rows: of the batch; microbatches have equally many.
         frozen: stages whose parameters require no gradients.
         loss: how losses are reduced.
         scale_grads: whether gradients are divided by the number of microbatches.
@@ -97,12 +105,21 @@ class TrainingStep:
         told = {one.name: options[one.name] for one in fields(cls) if one.name in options}
         try:
             step = cls(**told)
-            known = {*LAYERS, *ENDS, SHIFT, IGNORE}
-            sound = step.stages and all(stage and set(stage.split()) <= known for stage in step.stages)
-            sound = sound and step.loss in LOSSES and step.schedule in SCHEDULES and 1 <= step.microbatches <= step.rows <= 64
+            words = {word for stage in step.stages for word in stage.split()}
+            sound = (
+                all(stage.split() for stage in step.stages)
+                and bool(step.stages)
+                and words <= {*LAYERS, *ENDS, SHIFT, IGNORE}
+                and step.loss in LOSSES
+                and step.schedule in SCHEDULES
+                and 1 <= step.microbatches <= step.rows <= MAX_ROWS
+                and step.rows % step.microbatches == 0
+                and isinstance(step.frozen, tuple)
+                and any(step.parameters(k) for k in range(len(step.stages)) if k not in step.frozen)
+            )
         except (TypeError, AttributeError):
             sound = False
-        if not sound or not isinstance(step.frozen, tuple):
+        if not sound:
             raise Unsupported("the options of the program describe no training step of a model in stages")
         return step
 
@@ -132,15 +149,11 @@ class TrainingStep:
 
     def inputs(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of all inputs: the batch, its targets, the keyword argument, parameters."""
-        batch = ["x", "target", *([SHIFT] if self.shifted else [])]
-        found = dict.fromkeys(batch, (self.rows, WIDTH))
+        batch = [name for name in _BATCH if name != SHIFT or self.shifted]
+        found: dict[str, tuple[int, ...]] = {name: (self.rows, WIDTH) for name in batch}
         for stage in range(len(self.stages)):
             found.update(self.parameters(stage))
         return found
-
-    def module(self, stage: int, values: Mapping[str, Tensor]) -> Stage:
-        """The module of a stage; its parameters share memory with these values."""
-        return Stage(self, stage, values)
 
     def loss_of(self, output: Any, target: Tensor) -> Tensor:
         """The loss of a microbatch."""
@@ -149,7 +162,7 @@ class TrainingStep:
 
 
 class Stage(nn.Module):
-    """The module of a stage: takes one or two tensors and gives one or two."""
+    """The module of a stage: takes one or two tensors and gives one or two. Its parameters share memory with the given values."""
 
     def __init__(self, step: TrainingStep, number: int, values: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -175,58 +188,44 @@ class Stage(nn.Module):
         return h if second is None else (h, second)
 
 
-def chunks(step: TrainingStep, batch: Tensor) -> Sequence[Tensor]:
-    """The microbatches of a batch."""
-    return batch.tensor_split(step.microbatches)
-
-
 def as_tuple(value: Any) -> tuple[Any, ...]:
     """What a stage gives, as a tuple."""
     return value if isinstance(value, tuple) else (value,)
 
 
-def run_without_pipeline(step: TrainingStep, values: Mapping[str, Tensor]) -> dict[str, Any]:
-    """One training step as autograd takes it, a microbatch after the other.
+def run_microbatch(step: TrainingStep, values: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Forward and backward of one microbatch, as autograd takes them.
+
+    Args:
+        values: inputs by name, with the rows of the microbatch.
 
     Returns:
-        losses, by microbatch; the outputs of the batch; gradients by parameter, of those that have some.
+        its loss, its outputs, and gradients by parameter, of those that have some.
     """
     modules, weights = [], []
     for number in range(len(step.stages)):
         own = {name: values[name].detach() for name in step.parameters(number)}
         weights.append({name: one.requires_grad_(number not in step.frozen) for name, one in own.items()})
-        with torch.no_grad():
-            modules.append(step.module(number, {name: torch.zeros(one.shape) for name, one in own.items()}))
+        modules.append(Stage(step, number, {name: torch.zeros(one.shape) for name, one in own.items()}))
     trained = {name: one for own in weights for name, one in own.items() if one.requires_grad}
-    grads: dict[str, Tensor] = {}
-    losses, outputs = [], []
-    split = {name: chunks(step, values[name]) for name in ("x", "target", *([SHIFT] if step.shifted else []))}
-    for number in range(step.microbatches):
-        given: tuple[Any, ...] = (split["x"][number],)
-        named = {SHIFT: split[SHIFT][number]} if step.shifted else {}
-        for module, own in zip(modules, weights, strict=True):
-            given = as_tuple(torch.func.functional_call(module, own, given, named))
-        loss = step.loss_of(given, split["target"][number])
-        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-        for name, grad in zip(trained, found, strict=True):
-            if grad is not None:
-                grads[name] = grads[name] + grad if name in grads else grad
-        losses.append(loss)
-        outputs.append(given)
-    scale = step.microbatches if step.scale_grads else 1
-    whole = tuple(torch.cat(parts) for parts in zip(*outputs, strict=True))
-    return {"losses": losses, "outputs": whole, "grads": {name: grad / scale for name, grad in grads.items()}}
+    given: tuple[Any, ...] = (values["x"],)
+    named = {SHIFT: values[SHIFT]} if step.shifted else {}
+    for module, own in zip(modules, weights, strict=True):
+        given = as_tuple(torch.func.functional_call(module, own, given, named))
+    loss = step.loss_of(given, values["target"])
+    grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    found = {name: grad for name, grad in zip(trained, grads, strict=True) if grad is not None}
+    return {"loss": loss, "outputs": given, "grads": found}
 
 
 @lru_cache(maxsize=64)
 def _traced(step: TrainingStep) -> tuple[fx.Graph, Any]:
-    """The graph of a training step."""
+    """The graph of one microbatch, which takes the inputs in order, and the containers of its results."""
     shapes = step.inputs()
     tree: list[Any] = []
 
     def run(*given: Tensor) -> Any:
-        found = run_without_pipeline(step, dict(zip(shapes, given, strict=True)))
-        flat, spec = torch.utils._pytree.tree_flatten(found)
+        flat, spec = pytree.tree_flatten(run_microbatch(step, dict(zip(shapes, given, strict=True))))
         tree.append(spec)
         return flat
 
@@ -237,30 +236,49 @@ def _traced(step: TrainingStep) -> tuple[fx.Graph, Any]:
 _MARKS = frozenset({"aten::detach", "aten::alias"})
 
 
-def training_program(mesh: Mesh, step: TrainingStep, seed: int = 0) -> Program:
-    """The training step without a pipeline, on every rank of a mesh alike."""
+def _written(b: GraphBuilder, step: TrainingStep, inputs: Sequence[fx.Node]) -> Any:
+    """Write what one microbatch computes of its inputs."""
     traced, tree = _traced(step)
-    shapes = step.inputs()
+    made: dict[fx.Node, Any] = {}
+    rest = iter(inputs)
+    for node in traced.nodes:
+        args, kwargs = map_aggregate((node.args, dict(node.kwargs)), lambda one: made.get(one, one))
+        if node.op == "placeholder":
+            made[node] = next(rest)
+        elif node.op == "call_function":
+            plain = {key: value for key, value in kwargs.items() if key not in _WHERE}
+            name = qualified_name(node.target)
+            made[node] = args[0] if name in _MARKS else b.call(name, *args, **plain)
+    return pytree.tree_unflatten(list(args[0]), tree)
+
+
+def training_program(mesh: Mesh, step: TrainingStep, seed: int = 0) -> Program:
+    """The training step without a pipeline, on every rank of a mesh alike: one microbatch after the other.
+
+    It returns the losses of the microbatches, the outputs of the batch, and gradients by parameter.
+    """
+    rows = step.rows // step.microbatches
+    one = replace(step, microbatches=1, rows=rows)
 
     def build(b: GraphBuilder) -> Any:
-        made: dict[fx.Node, Any] = {}
-        names = iter(shapes)
-        for node in traced.nodes:
-            if node.op == "placeholder":
-                made[node] = b.input(next(names))
-            elif node.op == "output":
-                flat = fx.node.map_aggregate(node.args[0], lambda one: made[one] if isinstance(one, fx.Node) else one)
-                return torch.utils._pytree.tree_unflatten(list(flat), tree)
-            else:
-                args, kwargs = fx.node.map_aggregate(
-                    (node.args, dict(node.kwargs)), lambda one: made[one] if isinstance(one, fx.Node) else one
-                )
-                name = qualified_name(node.target)
-                plain = {key: value for key, value in kwargs.items() if key not in _WHERE}
-                made[node] = args[0] if name in _MARKS else b.call(name, *args, **plain)
-        raise AssertionError("a traced graph has an output")
+        inputs = {name: b.input(name) for name in step.inputs()}
+        grads: dict[str, fx.Node] = {}
+        parts = []
+        for start in range(0, step.rows, rows):
+            own = [
+                b.call("aten::slice.Tensor", x, 0, start, start + rows) if n in _BATCH else x for n, x in inputs.items()
+            ]
+            parts.append(_written(b, one, own))
+            for name, grad in parts[-1]["grads"].items():
+                grads[name] = b.call("aten::add.Tensor", grads[name], grad) if name in grads else grad
+        if step.scale_grads:
+            grads = {name: b.call("aten::div.Tensor", grad, step.microbatches) for name, grad in grads.items()}
+        outputs = tuple(
+            b.call("aten::cat", list(each)) for each in zip(*(part["outputs"] for part in parts), strict=True)
+        )
+        return {"losses": [part["loss"] for part in parts], "outputs": outputs, "grads": grads}
 
-    inputs = [InputSpec(name, shape) for name, shape in shapes.items()]
+    inputs = [InputSpec(name, shape) for name, shape in step.inputs().items()]
     return spmd_program(mesh, inputs, build, seed=seed, labels=("pipelining", step.schedule))
 
 
@@ -270,11 +288,12 @@ _WHERE = frozenset({"device", "layout", "pin_memory"})
 
 def boundaries(step: TrainingStep, values: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, ...]]:
     """What each stage gets of its first microbatch, and last what the model gives."""
-    given: tuple[Any, ...] = (chunks(step, values["x"])[0],)
-    named = {SHIFT: chunks(step, values[SHIFT])[0]} if step.shifted else {}
+    rows = step.rows // step.microbatches
+    given: tuple[Any, ...] = (values["x"][:rows],)
+    named = {SHIFT: values[SHIFT][:rows]} if step.shifted else {}
     yield given
     for number in range(len(step.stages)):
-        given = as_tuple(step.module(number, values)(*given, **named))
+        given = as_tuple(Stage(step, number, values)(*given, **named))
         yield given
 
 

@@ -36,25 +36,27 @@ def line(world_size: int) -> Mesh:
 
 def decode_pipelining(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into a training step for a pipeline over the last dim of a mesh."""
+    step = decode_step(len(mesh.dims[-1].group(0)) if mesh.dims else 1, choices)
+    return replace(training_program(mesh, step, seed=choices[0] if choices else 0), options=step.options())
+
+
+def decode_step(ranks: int, choices: bytes) -> TrainingStep:
+    """Decode any bytes into a training step for so many ranks."""
     choices = choices.ljust(WIDTH, b"\0")
-    seed, which, several, many, rows, how, frozen = choices[:HEADER]
-    ranks = len(mesh.dims[-1].group(0)) if mesh.dims else 1
+    _, which, several, many, rows, how, frozen = choices[:HEADER]
     name = _NAMES[which % len(_NAMES)]
-    per_rank = {"one": 1, "back": 2}.get(SCHEDULES[name]) or 1 + (several + 1) % 3
-    number = ranks * per_rank
+    number = ranks * ({"one": 1, "back": 2}.get(SCHEDULES[name]) or 1 + (several + 1) % 3)
     records = [choices[at : at + STAGE_WIDTH] for at in range(HEADER, WIDTH, STAGE_WIDTH)]
-    stages = tuple(_stage(records[k % STAGES], last=k == number - 1) for k in range(number))
     microbatches = _microbatches(name, ranks, number, many)
-    step = TrainingStep(
+    return TrainingStep(
         schedule=name,
-        stages=stages,
+        stages=tuple(_stage(records[k % STAGES], last=k == number - 1) for k in range(number)),
         microbatches=microbatches,
         rows=microbatches * (1 + rows % 2),
         frozen=_frozen(number, frozen),
         loss=list(LOSSES)[how % 2],
         scale_grads=how // 2 % 4 != 3,
     )
-    return replace(training_program(mesh, step, seed), options=step.options())
 
 
 def _stage(record: Sequence[int], last: bool) -> str:
@@ -106,4 +108,4 @@ def pipelining_programs(mesh: Mesh | None = None, world_size: int | None = None)
     return st.binary(min_size=WIDTH + 1, max_size=WIDTH + 1).map(decoded)
 
 
-__all__ = ["PIPELINE_WORLD_SIZES", "WIDTH", "decode_pipelining", "line", "pipelining_programs"]
+__all__ = ["PIPELINE_WORLD_SIZES", "WIDTH", "decode_pipelining", "decode_step", "line", "pipelining_programs"]
