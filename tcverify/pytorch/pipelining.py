@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -106,7 +106,7 @@ class _Rank:
             raise Unsupported(f"{self._step.schedule}: {' '.join(str(error).split())[:200]}") from error
         for name in ("_initialize_stage", "_initialize_stages"):
             if hasattr(made, name):
-                setattr(made, name, self._recorder.leaving_out(getattr(made, name)))
+                setattr(made, name, self._recorder.leaving_out(getattr(made, name), lambda: _buffers(stages)))
         return made
 
     def _stages(self, own: Sequence[int]) -> list[Any]:
@@ -192,6 +192,17 @@ def _write_actions(file: str, order: Mapping[int, Sequence[Any]]) -> None:
             rows.writerow(["" if one is None else str(one) for one in order[rank] if one is None or one.is_compute_op])
 
 
+def _buffers(stages: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
+    """What stages receive into, with names that reports show."""
+    for stage in stages:
+        for what, received in (("activation", stage.args_recv_info), ("gradient", stage.grad_recv_info)):
+            for microbatch, buffers in received.items():
+                for place, one in enumerate(buffers):
+                    if isinstance(getattr(one, "buffer", None), Tensor):
+                        part = f"_part_{place}" if len(buffers) > 1 else ""
+                        yield f"{what}_of_stage_{stage.stage_index}_microbatch_{microbatch}{part}", one.buffer
+
+
 def _at(values: Sequence[Tensor], place: int) -> Tensor | None:
     """The value at a place, where there is one."""
     return values[place] if place < len(values) else None
@@ -224,15 +235,24 @@ class _Messages(OpRecorder):
         with mock.patch.multiple(dist.ProcessGroup, send=send, recv=recv), quiet, self:
             yield
 
-    def leaving_out(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A call during which nothing is recorded. What it receives is ones: ranks vote so that shapes are known to all."""
+    def leaving_out(
+        self, call: Callable[..., Any], made: Callable[[], Iterable[tuple[str, Tensor]]]
+    ) -> Callable[..., Any]:
+        """A call during which nothing is recorded. What it receives is ones: ranks vote so that shapes are known to all.
+
+        Args:
+            made: memory that the call has made, with names.
+        """
 
         def silent(*args: Any, **kwargs: Any) -> Any:
             self._heard = False
             try:
-                return call(*args, **kwargs)
+                result = call(*args, **kwargs)
             finally:
                 self._heard = True
+            for name, value in made():
+                self.node(value)._rename(name)
+            return result
 
         return silent
 

@@ -242,7 +242,9 @@ def _written(b: GraphBuilder, step: TrainingStep, inputs: Sequence[fx.Node]) -> 
     made: dict[fx.Node, Any] = {}
     rest = iter(inputs)
     for node in traced.nodes:
-        args, kwargs = map_aggregate((node.args, dict(node.kwargs)), lambda one: made.get(one, one))
+        args, kwargs = map_aggregate(
+            (node.args, dict(node.kwargs)), lambda one: made[one] if isinstance(one, fx.Node) else one
+        )
         if node.op == "placeholder":
             made[node] = next(rest)
         elif node.op == "call_function":
