@@ -20,7 +20,7 @@ from tcverify.pytorch.subjects import PREFIX
 VERSIONS = ("2.9.1", "2.11.0", "2.13.0", "2.15.0")
 
 #: How a user comes to the defect.
-ENTRIES = ("torch.compile", "make_fx + pass", "pass as in torch's tests", "DTensor API")
+ENTRIES = ("torch.compile", "make_fx + pass", "pass as in torch's tests", "DTensor API", "pipelining API")
 
 FILE_NAME = "finding.toml"
 

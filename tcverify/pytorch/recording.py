@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -48,6 +48,9 @@ class OpRecorder(TorchDispatchMode):
     Attributes:
         graph: what has run so far.
     """
+
+    #: Whether views are calls of the graph, too. Compiled code makes many that say nothing of what was compiled.
+    records_views: ClassVar[bool] = False
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -101,11 +104,13 @@ class OpRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = qualified_name(func)
-        if _is_view(func, name) or name.startswith("profiler::"):
+        view = _is_view(func, name)
+        if name.startswith("profiler::") or (view and not self.records_views):
             return func(*args, **kwargs)
         operands, named = pytree.tree_map_only(Tensor, self.node, (list(args), dict(kwargs)))
         result = _performed(func, name, args, kwargs)
-        self._write(func, name, operands, named, result)
+        if not (view and isinstance(result, Tensor) and _layout(result) in self._views):
+            self._write(func, name, operands, named, result)
         return result
 
     def _write(self, func: Any, name: str, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:
@@ -147,6 +152,8 @@ def _layout(value: Tensor) -> tuple[Any, ...]:
 
 def _is_view(func: Any, name: str) -> bool:
     """Whether an op gives another view of its operand, and does nothing else."""
+    if name == "aten::detach_":  # autograd's, in place
+        return True
     if not name.startswith(("aten::", "prims::")):
         return False
     returns = func._schema.returns

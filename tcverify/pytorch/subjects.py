@@ -292,6 +292,12 @@ _ALL = (
         strategy="dtensor",
     ),
     TorchSubject(
+        "pipelining", "tcverify.pytorch.pipelining:PipelineSchedule",
+        "runs the stages of a model under a schedule of pipeline parallelism",
+        "torch.distributed.pipelining.schedules:get_schedule_class", strategy="pipelining",
+        draws={"actions": ("own", "compute_only", "compute_comms"), "defer_pp_recv": _FLAG},
+    ),
+    TorchSubject(
         "schedule_overlap_bucketing", "tcverify.pytorch.overlap:ScheduleOverlapBucketing",
         "overlaps compute with communication, and buckets collectives",
         f"{_PASSES}.overlap_scheduling:schedule_overlap_bucketing", since="2.11",

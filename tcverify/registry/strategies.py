@@ -31,6 +31,7 @@ STRATEGIES: Registry[Callable[..., Any]] = Registry(
         "compiled": "tcverify.strategies:compiled_programs",
         "resharding": "tcverify.strategies:resharding_programs",
         "dtensor": "tcverify.strategies:dtensor_programs",
+        "pipelining": "tcverify.strategies:pipelining_programs",
     }
 )
 
@@ -38,7 +39,7 @@ STRATEGIES: Registry[Callable[..., Any]] = Registry(
 DEFAULT_STRATEGY = "mixed"
 
 #: Built-in strategies that do not build their programs from bytes, so no byte can choose between them and others.
-ALONE = ("dtensor",)
+ALONE = ("dtensor", "pipelining")
 
 #: Separates the names of strategies that are drawn from together.
 SEPARATOR = ","

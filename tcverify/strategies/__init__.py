@@ -21,6 +21,7 @@
 | compiled | functional programs, as compilers hand them to their passes: copies into inputs at the end |
 | resharding | tensors that are moved between meshes, resharded, reduced, and computed with in between |
 | dtensor | ops of all kinds on whole tensors, with placements for DTensor to shard them by |
+| pipelining | training steps of models in stages, with a schedule of pipeline parallelism for each |
 | mixed | most of these, with costs and stream settings; a third are structured, close to a fifth asynchronous |
 
 Every drawn program is well-typed: it runs in lockstep on every rank, and its outputs are finite. Its metadata is correct, unless
@@ -57,6 +58,7 @@ from tcverify.strategies.functional.programs import (
     decode_traced,
 )
 from tcverify.strategies.meshes import WORLD_SIZES, all_meshes
+from tcverify.strategies.pipelining.programs import pipelining_programs
 from tcverify.strategies.registered import Factory, make_strategy
 from tcverify.strategies.resharding.programs import RESHARDING_WORLD_SIZES, decode_resharding, plan_of
 from tcverify.strategies.resharding.programs import WIDTH as RESHARDING_WIDTH
@@ -318,6 +320,7 @@ __all__ = [
     "near_miss_programs",
     "overlap_programs",
     "peephole_programs",
+    "pipelining_programs",
     "programs_of",
     "register_strategy",
     "resharding_programs",

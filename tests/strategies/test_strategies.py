@@ -293,7 +293,15 @@ def test_strategies_by_name() -> None:
     blocking = ["structured", "near-miss", "aimed", "moe", "wild", "overlap"]
     asynchronous = ["functional", "sequence-functional", "data-parallel", "async-tp", "fsdp"]
     behind_autograd = ["traced", "peephole", "gram", "bucketing", "compiled", "effects"]
-    assert set(STRATEGIES) == {"mixed", *blocking, *asynchronous, *behind_autograd, "resharding", "dtensor"}
+    assert set(STRATEGIES) == {
+        "mixed",
+        *blocking,
+        *asynchronous,
+        *behind_autograd,
+        "resharding",
+        "dtensor",
+        "pipelining",
+    }
     assert STRATEGIES["structured"] is transformer_programs
 
 

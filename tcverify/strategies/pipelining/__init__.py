@@ -1,0 +1,1 @@
+"""Training steps of models in stages, for schedules of pipeline parallelism."""

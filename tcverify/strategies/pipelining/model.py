@@ -1,0 +1,305 @@
+"""Models in stages as data, the modules of their stages, and one training step of them without a pipeline.
+
+Subjects build the modules of a rank from the same data, and run them under a schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache, reduce
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_aggregate
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from tcverify.errors import Unsupported
+from tcverify.ops import qualified_name
+from tcverify.program import GraphBuilder, InputSpec, Mesh, Program, spmd_program
+
+Tensor = torch.Tensor
+
+#: Schedules by name, and how they place stages on ranks: one each, in rounds, or there and back.
+SCHEDULES: Mapping[str, str] = {
+    "GPipe": "one",
+    "1F1B": "one",
+    "LoopedBFS": "rounds",
+    "Interleaved1F1B": "rounds",
+    "InterleavedZeroBubble": "rounds",
+    "ZBVZeroBubble": "back",
+    "DualPipeV": "back",
+}
+
+#: Features of activations.
+WIDTH = 2
+
+_SQUARE, _ROW = (WIDTH, WIDTH), (WIDTH,)
+_Layer = Callable[[Tensor, Sequence[Tensor]], Tensor]
+
+#: Layers by name: the shapes of their parameters, and what they compute.
+LAYERS: Mapping[str, tuple[Mapping[str, tuple[int, ...]], _Layer]] = {
+    "linear": ({"weight": _SQUARE, "bias": _ROW}, lambda h, p: F.linear(h, p[0], p[1])),
+    "mm": ({"weight": _SQUARE}, lambda h, p: h @ p[0]),
+    "scale": ({"weight": _ROW}, lambda h, p: h * p[0]),
+    "skip": ({"weight": _SQUARE}, lambda h, p: h + torch.tanh(h @ p[0])),
+    "twice": ({"weight": _SQUARE}, lambda h, p: torch.tanh(h @ p[0]) @ p[0]),
+    "unused": ({"weight": _ROW, "extra": _ROW}, lambda h, p: h * p[0]),
+    "tanh": ({}, lambda h, p: torch.tanh(h)),
+    "relu": ({}, lambda h, p: torch.relu(h)),
+}
+
+#: What a stage hands on beside its activation `h`, by name; `x` is the activation that it got.
+ENDS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "two": lambda h, x: torch.tanh(h),
+    "constant": lambda h, x: (h * 2).detach(),
+    "mask": lambda h, x: h > 0,
+    "through": lambda h, x: x,
+}
+
+#: Words of a stage that are no layers: it adds the keyword argument, or does not read the second tensor that it gets.
+SHIFT, IGNORE = "shift", "ignore"
+
+#: Most rows of a batch that are read.
+MAX_ROWS = 64
+
+#: Inputs that are divided into microbatches.
+_BATCH = ("x", "target", SHIFT)
+
+#: How losses are reduced over a microbatch.
+LOSSES: Mapping[str, Callable[[Tensor], Tensor]] = {"mean": torch.mean, "sum": torch.sum}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """A training step of a model in stages. All of it is data that options of a program hold.
+
+    Attributes:
+        schedule: name of the schedule that is to run it.
+        stages: words per stage: "shift" or "ignore", layers, and at the end what is handed on beside the activation.
+        microbatches: number of parts of the batch.
+        rows: of the batch; microbatches have equally many.
+        frozen: stages whose parameters require no gradients.
+        loss: how losses are reduced.
+        scale_grads: whether gradients are divided by the number of microbatches.
+    """
+
+    schedule: str = "GPipe"
+    stages: tuple[str, ...] = ("linear",)
+    microbatches: int = 1
+    rows: int = 1
+    frozen: tuple[int, ...] = ()
+    loss: str = "mean"
+    scale_grads: bool = True
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> TrainingStep:
+        """Read the options of a program.
+
+        Raises:
+            Unsupported: they describe no training step.
+        """
+        told = {one.name: options[one.name] for one in fields(cls) if one.name in options}
+        try:
+            step = cls(**told)
+            words = {word for stage in step.stages for word in stage.split()}
+            sound = (
+                all(stage.split() for stage in step.stages)
+                and bool(step.stages)
+                and words <= {*LAYERS, *ENDS, SHIFT, IGNORE}
+                and step.loss in LOSSES
+                and step.schedule in SCHEDULES
+                and 1 <= step.microbatches <= step.rows <= MAX_ROWS
+                and step.rows % step.microbatches == 0
+                and isinstance(step.frozen, tuple)
+                and any(step.parameters(k) for k in range(len(step.stages)) if k not in step.frozen)
+            )
+        except (TypeError, AttributeError):
+            sound = False
+        if not sound:
+            raise Unsupported("the options of the program describe no training step of a model in stages")
+        return step
+
+    def options(self) -> dict[str, Any]:
+        """As options of a program."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    def rank_of(self, stage: int, ranks: int) -> int:
+        """The rank, of so many, on which the schedule expects a stage."""
+        if SCHEDULES[self.schedule] == "back" and stage // ranks % 2:
+            return ranks - 1 - stage % ranks
+        return stage % ranks
+
+    @property
+    def shifted(self) -> bool:
+        """Whether stages take the keyword argument."""
+        return any(SHIFT in stage.split() for stage in self.stages)
+
+    def parameters(self, stage: int) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the parameters of a stage."""
+        return {
+            f"s{stage}_{place}_{layer}_{name}": shape
+            for place, layer in enumerate(self.stages[stage].split())
+            if layer in LAYERS
+            for name, shape in LAYERS[layer][0].items()
+        }
+
+    def inputs(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of all inputs: the batch, its targets, the keyword argument, parameters."""
+        batch = [name for name in _BATCH if name != SHIFT or self.shifted]
+        found: dict[str, tuple[int, ...]] = {name: (self.rows, WIDTH) for name in batch}
+        for stage in range(len(self.stages)):
+            found.update(self.parameters(stage))
+        return found
+
+    def loss_of(self, output: Any, target: Tensor) -> Tensor:
+        """The loss of a microbatch."""
+        differences = [one - target for one in as_tuple(output)]
+        return reduce(torch.add, [LOSSES[self.loss](one * one) for one in differences])
+
+
+class Stage(nn.Module):
+    """The module of a stage: takes one or two tensors and gives one or two. Its parameters share memory with the given values."""
+
+    def __init__(self, step: TrainingStep, number: int, values: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._words = step.stages[number].split()
+        wanted = number not in step.frozen
+        for name in step.parameters(number):
+            self.register_parameter(name, nn.Parameter(values[name], requires_grad=wanted))
+        self._names = list(step.parameters(number))
+
+    def forward(self, x: Tensor, other: Tensor | None = None, *, shift: Tensor | None = None) -> Any:
+        """Compute what the words say."""
+        rest = iter([getattr(self, name) for name in self._names])
+        h = x
+        if other is not None and IGNORE not in self._words:
+            h = h * other if other.dtype == torch.bool else h + other
+        for word in self._words:
+            if word == SHIFT and shift is not None:
+                h = h + shift
+            elif word in LAYERS:
+                shapes, compute = LAYERS[word]
+                h = compute(h, [next(rest) for _ in shapes])
+        second = next((ENDS[word](h, x) for word in self._words if word in ENDS), None)
+        return h if second is None else (h, second)
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """What a stage gives, as a tuple."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+def run_microbatch(step: TrainingStep, values: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Forward and backward of one microbatch, as autograd takes them.
+
+    Args:
+        values: inputs by name, with the rows of the microbatch.
+
+    Returns:
+        its loss, its outputs, and gradients by parameter, of those that have some.
+    """
+    modules, weights = [], []
+    for number in range(len(step.stages)):
+        own = {name: values[name].detach() for name in step.parameters(number)}
+        weights.append({name: one.requires_grad_(number not in step.frozen) for name, one in own.items()})
+        modules.append(Stage(step, number, {name: torch.zeros(one.shape) for name, one in own.items()}))
+    trained = {name: one for own in weights for name, one in own.items() if one.requires_grad}
+    given: tuple[Any, ...] = (values["x"],)
+    named = {SHIFT: values[SHIFT]} if step.shifted else {}
+    for module, own in zip(modules, weights, strict=True):
+        given = as_tuple(torch.func.functional_call(module, own, given, named))
+    loss = step.loss_of(given, values["target"])
+    grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    found = {name: grad for name, grad in zip(trained, grads, strict=True) if grad is not None}
+    return {"loss": loss, "outputs": given, "grads": found}
+
+
+@lru_cache(maxsize=64)
+def _traced(step: TrainingStep) -> tuple[fx.Graph, Any]:
+    """The graph of one microbatch, which takes the inputs in order, and the containers of its results."""
+    shapes = step.inputs()
+    tree: list[Any] = []
+
+    def run(*given: Tensor) -> Any:
+        flat, spec = pytree.tree_flatten(run_microbatch(step, dict(zip(shapes, given, strict=True))))
+        tree.append(spec)
+        return flat
+
+    return make_fx(run)(*(torch.zeros(shape) for shape in shapes.values())).graph, tree[-1]
+
+
+#: Views that tracing writes where autograd begins or ends: they change no value.
+_MARKS = frozenset({"aten::detach", "aten::alias"})
+
+
+def _written(b: GraphBuilder, step: TrainingStep, inputs: Sequence[fx.Node]) -> Any:
+    """Write what one microbatch computes of its inputs."""
+    traced, tree = _traced(step)
+    made: dict[fx.Node, Any] = {}
+    rest = iter(inputs)
+    for node in traced.nodes:
+        args, kwargs = map_aggregate(
+            (node.args, dict(node.kwargs)), lambda one: made[one] if isinstance(one, fx.Node) else one
+        )
+        if node.op == "placeholder":
+            made[node] = next(rest)
+        elif node.op == "call_function":
+            plain = {key: value for key, value in kwargs.items() if key not in _WHERE}
+            name = qualified_name(node.target)
+            made[node] = args[0] if name in _MARKS else b.call(name, *args, **plain)
+    return pytree.tree_unflatten(list(args[0]), tree)
+
+
+def training_program(mesh: Mesh, step: TrainingStep, seed: int = 0) -> Program:
+    """The training step without a pipeline, on every rank of a mesh alike: one microbatch after the other.
+
+    It returns the losses of the microbatches, the outputs of the batch, and gradients by parameter.
+    """
+    rows = step.rows // step.microbatches
+    one = replace(step, microbatches=1, rows=rows)
+
+    def build(b: GraphBuilder) -> Any:
+        inputs = {name: b.input(name) for name in step.inputs()}
+        grads: dict[str, fx.Node] = {}
+        parts = []
+        for start in range(0, step.rows, rows):
+            own = [
+                b.call("aten::slice.Tensor", x, 0, start, start + rows) if n in _BATCH else x for n, x in inputs.items()
+            ]
+            parts.append(_written(b, one, own))
+            for name, grad in parts[-1]["grads"].items():
+                grads[name] = b.call("aten::add.Tensor", grads[name], grad) if name in grads else grad
+        if step.scale_grads:
+            grads = {name: b.call("aten::div.Tensor", grad, step.microbatches) for name, grad in grads.items()}
+        outputs = tuple(
+            b.call("aten::cat", list(each)) for each in zip(*(part["outputs"] for part in parts), strict=True)
+        )
+        return {"losses": [part["loss"] for part in parts], "outputs": outputs, "grads": grads}
+
+    inputs = [InputSpec(name, shape) for name, shape in step.inputs().items()]
+    return spmd_program(mesh, inputs, build, seed=seed, labels=("pipelining", step.schedule))
+
+
+#: Arguments that say where an op runs.
+_WHERE = frozenset({"device", "layout", "pin_memory"})
+
+
+def boundaries(step: TrainingStep, values: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """What each stage gets of its first microbatch, and last what the model gives."""
+    rows = step.rows // step.microbatches
+    given: tuple[Any, ...] = (values["x"][:rows],)
+    named = {SHIFT: values[SHIFT][:rows]} if step.shifted else {}
+    yield given
+    for number in range(len(step.stages)):
+        given = as_tuple(Stage(step, number, values)(*given, **named))
+        yield given
+
+
+__all__ = [
+    "ENDS", "IGNORE", "LAYERS", "LOSSES", "SCHEDULES", "SHIFT", "WIDTH", "Stage", "TrainingStep", "as_tuple", "boundaries",
+    "training_program",
+]  # fmt: skip

@@ -1,0 +1,252 @@
+"""Schedules of pipeline parallelism as a subject: they pass where they are sound, and planted defects of them show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch.distributed.pipelining.schedules", reason="this torch was built without torch.distributed")
+
+from torch.distributed.pipelining import schedules, stage
+
+from tcverify.errors import Unsupported
+from tcverify.execution import ProcessGroupPool
+from tcverify.ops import qualified_name
+from tcverify.program import Mesh, MeshDim, Program
+from tcverify.pytorch.pipelining import PipelineSchedule
+from tcverify.strategies.pipelining.model import SCHEDULES, TrainingStep, training_program
+from tcverify.strategies.pipelining.programs import line
+from tcverify.verification.verifier import Verdict, verify
+
+TWO = ("linear tanh", "mm")
+FOUR = ("linear tanh", "skip", "scale", "mm")
+
+
+def program(ranks: int = 2, **facts: Any) -> Program:
+    step = TrainingStep(**{"stages": TWO, "microbatches": 2, "rows": 4, **facts})
+    return replace(training_program(line(ranks), step), options=step.options())
+
+
+def judged(given: Program, options: dict[str, Any] | None = None, **how: Any) -> Verdict:
+    return verify(PipelineSchedule(**(options or {})), given, **how)
+
+
+def refuted(given: Program, options: dict[str, Any] | None = None) -> set[str]:
+    verdict = judged(given, options)
+    assert verdict.status == "refuted", verdict.doubts
+    return {finding.kind for finding in verdict.findings}
+
+
+SOUND = [
+    *(
+        {"schedule": name, "stages": TWO if how == "one" else FOUR, "microbatches": 4}
+        for name, how in SCHEDULES.items()
+    ),
+    {"schedule": "GPipe", "microbatches": 1, "rows": 1, "loss": "sum", "scale_grads": False},
+    {"schedule": "1F1B", "stages": ("shift twice two", "ignore unused through"), "microbatches": 3, "rows": 3},
+    {"schedule": "Interleaved1F1B", "stages": ("mm mask", "skip constant", "shift mm two", "relu linear two")},
+    {"schedule": "InterleavedZeroBubble", "stages": FOUR, "frozen": (1, 3)},
+    {"schedule": "Interleaved1F1B", "stages": FOUR, "frozen": (0, 1)},
+]
+
+
+@pytest.mark.parametrize("facts", SOUND, ids=lambda facts: str(facts["schedule"]))
+def test_schedules_compute_what_the_model_computes_without_them(facts: dict[str, Any]) -> None:
+    verdict = judged(program(**facts))
+    assert verdict.status == "passed", verdict.doubts or verdict.findings
+    assert verdict.changed
+
+
+def test_a_pipeline_runs_over_the_last_dim_of_a_mesh_in_its_order() -> None:
+    groups = ((3, 1), (0, 2))
+    mesh = Mesh(4, (MeshDim("dp", ((0, 1), (2, 3))), MeshDim("pp", groups)))
+    step = TrainingStep(schedule="Interleaved1F1B", stages=FOUR, microbatches=2, rows=2)
+    verdict = judged(replace(training_program(mesh, step), options=step.options()))
+    assert verdict.status == "passed", verdict.doubts or verdict.findings
+
+
+def test_what_lockstep_passes_also_passes_on_gloo_and_in_the_exact_domain(
+    pool: Callable[[int], ProcessGroupPool],
+) -> None:
+    verdict = judged(program(schedule="1F1B"), confirm=pool(2), domain="exact")
+    assert verdict.status == "passed", verdict.doubts or verdict.findings
+    assert verdict.executors == ["lockstep", "gloo"]
+
+
+@pytest.mark.parametrize("actions", ["compute_only", "compute_comms"])
+@pytest.mark.parametrize("name", ["LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"])
+def test_actions_of_a_file_do_what_the_schedule_does(name: str, actions: str) -> None:
+    verdict = judged(program(schedule=name, stages=FOUR, microbatches=4), {"actions": actions})
+    assert verdict.status == "passed", verdict.doubts or verdict.findings
+
+
+def test_what_a_rank_sends_is_waited_for_and_in_the_order_of_the_schedule() -> None:
+    given = program(schedule="1F1B")
+    ops = [qualified_name(node.target) for node in PipelineSchedule()(given.graph_module(0)).graph.nodes]
+    messages = [op.partition("::")[2] for op in ops if op.endswith(("::isend", "::irecv"))]
+    assert messages == ["isend", "isend", "irecv", "irecv"]
+    count = Counter(ops)
+    results = sum(op == "_c10d_functional::broadcast" for op in ops)
+    assert count["_c10d_functional::wait_tensor"] == len(messages) + results
+
+
+# ------------------------------------------------------------------------------------------------------------ declined
+
+
+def test_what_a_schedule_refuses_is_declined() -> None:
+    verdict = judged(program(schedule="1F1B", microbatches=1))
+    assert verdict.status == "inconclusive"
+    assert "microbatches" in str(verdict.doubts[0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"stages": ()}, {"stages": ("nonsense",)}, {"stages": (1,)}, {"rows": 0}, {"microbatches": 9}, {"frozen": 1},
+        {"schedule": "None"}, {"loss": ()}, {"rows": "4"}, {"stages": "linear"}, {"loss": "sum"}, {"scale_grads": False},
+        {"frozen": (0, 1)},
+    ],
+)  # fmt: skip
+def test_a_graph_that_is_not_the_training_step_of_its_options_is_declined(options: dict[str, Any]) -> None:
+    given = program()
+    module = replace(given, options={**given.options, **options} if options else {}).graph_module(0)
+    with pytest.raises(Unsupported):
+        PipelineSchedule()(module)
+
+
+# ------------------------------------------------------------------------------------------------------ planted defects
+
+
+def test_a_deadlock_of_two_ranks_that_both_receive_first_refutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the fusion of a send with the receive that it depends on, 1F1B waits for a gradient before it sends."""
+    monkeypatch.setattr(schedules, "_batch_p2p", _sends_last(schedules._batch_p2p))
+    assert "deadlock" in refuted(program(schedule="1F1B", stages=("mm", "mm", "mm"), microbatches=3, rows=3, ranks=3))
+
+
+def _sends_last(batch: Callable[..., Any]) -> Callable[..., Any]:
+    """A batch whose receives are waited for before its sends start."""
+
+    def batched(ops: list[Any], desc: str | None = None) -> Any:
+        receives = [one for one in ops if one.op is schedules.dist.irecv]
+        for work in batch(receives, desc):
+            work.wait()
+        return batch([one for one in ops if one not in receives], desc)
+
+    return batched
+
+
+def test_a_gradient_that_is_not_accumulated_refutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    backward = stage.stage_backward
+    lost = []
+
+    def loses_one(*args: Any, **kwargs: Any) -> Any:
+        before = [one.grad for one in args[2]]
+        result = backward(*args, **kwargs)
+        lost.append(before)
+        for weight in _weights_of(args[0]):
+            if len(lost) == 1:
+                weight.grad = None
+        return result
+
+    monkeypatch.setattr(stage, "stage_backward", loses_one)
+    assert refuted(program(schedule="GPipe", stages=("mm", "mm"))) == {"wrong-value"}
+
+
+def _weights_of(output: Any) -> list[Any]:
+    """The leaves behind a value that have gradients."""
+    found, todo = [], [one.grad_fn for one in (output if isinstance(output, (tuple, list)) else [output])]
+    while todo:
+        one = todo.pop()
+        if one is None:
+            continue
+        if hasattr(one, "variable"):
+            found.append(one.variable)
+        todo += [other for other, _ in one.next_functions]
+    return found
+
+
+def test_gradients_scaled_twice_refute(monkeypatch: pytest.MonkeyPatch) -> None:
+    reduce_grad = stage._PipelineStageBase.perform_reduce_grad
+
+    def twice(self: Any, factor: int) -> None:
+        reduce_grad(self, factor)
+        reduce_grad(self, factor)
+
+    monkeypatch.setattr(stage._PipelineStageBase, "perform_reduce_grad", twice)
+    given = program(schedule="Interleaved1F1B", stages=FOUR)
+    assert refuted(given) == {"wrong-value"}
+    assert judged(program(schedule="Interleaved1F1B", stages=FOUR, scale_grads=False)).status == "passed"
+
+
+def _changed_actions(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[int, list[Any]]], None]) -> None:
+    """Let schedules of several stages per rank have other actions than they made."""
+    lower = schedules._add_send_recv
+
+    def lowered(*args: Any, **kwargs: Any) -> Any:
+        made = lower(*args, **kwargs)
+        change(made)
+        return made
+
+    monkeypatch.setattr(schedules, "_add_send_recv", lowered)
+
+
+def _places(actions: list[Any], what: str) -> list[int]:
+    return [k for k, one in enumerate(actions) if one.computation_type.value == what]
+
+
+def test_a_microbatch_that_is_sent_before_another_refutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def overtake(made: dict[int, list[Any]]) -> None:
+        first, second = _places(made[1], "RECV_F")[:2]
+        made[1].insert(first, made[1].pop(second))
+
+    _changed_actions(monkeypatch, overtake)
+    assert refuted(program(schedule="LoopedBFS", stages=FOUR)) == {"wrong-value"}
+
+
+def test_a_send_that_is_missing_refutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    _changed_actions(monkeypatch, lambda made: made[0].pop(_places(made[0], "SEND_F")[-1]))
+    assert refuted(program(schedule="LoopedBFS", stages=FOUR)) & {"deadlock", "unmatched-collective", "order-mismatch"}
+
+
+def test_a_gradient_of_the_wrong_stage_refutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a rank with two stages the gradients go to the other one."""
+    monkeypatch.setattr(
+        stage._PipelineStageBase, "get_bwd_send_ops", _turned(stage._PipelineStageBase.get_bwd_send_ops)
+    )
+    assert refuted(program(schedule="GPipe", stages=("mm", "mm", "mm"), ranks=3))
+
+
+def _turned(ops_of: Callable[..., Any]) -> Callable[..., Any]:
+    def turned(self: Any, chunk: int) -> Any:
+        ops = ops_of(self, chunk)
+        for one in ops:
+            one.peer = one.group_peer = (self.stage_index + 1) % self.group_size
+        return ops
+
+    return turned
+
+
+def test_weights_without_the_gradients_of_a_microbatch_refute(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = stage._PipelineStageBase.backward_weight_one_chunk
+
+    def forgets(self: Any, chunk: int, last_backward: bool = False) -> None:
+        if chunk != 1:
+            weight(self, chunk, last_backward=last_backward)
+
+    monkeypatch.setattr(stage._PipelineStageBase, "backward_weight_one_chunk", forgets)
+    assert refuted(program(schedule="InterleavedZeroBubble", stages=FOUR, microbatches=4)) == {"wrong-value"}
+
+
+# ----------------------------------------------------------------------------------------------- what torch itself does
+
+
+def test_zero_bubble_loses_gradients_behind_frozen_stages() -> None:
+    """A finding; its folder has a script on gloo."""
+    frozen = {"schedule": "InterleavedZeroBubble", "stages": FOUR, "frozen": (0,)}
+    verdict = judged(program(**frozen))
+    said = verdict.status, [finding.kind for finding in verdict.findings]
+    assert said == ("refuted", ["wrong-value"])
