@@ -438,6 +438,16 @@ def _findings(findings: tuple[TorchFinding, ...]) -> str:
     return table(("finding", "kind", "cause, in torch/", "reach", measured, "reported"), rows)
 
 
+def issue(one: TorchFinding) -> str:
+    """The text that is to be filed, with the line of its versions put in."""
+    text = one.folder.joinpath("issue.md").read_text(encoding="utf-8")
+    line = f"**Versions**, of {VERSIONS[0]} to {VERSIONS[-1]}: {one.span}."
+    made, count = re.subn(r"(?m)^\*\*Versions\*\*.*$", lambda _: line, text)
+    if count != 1:
+        raise ValueError(f"{one.folder / 'issue.md'} has {count} lines that begin with **Versions**, and not one")
+    return made
+
+
 # ------------------------------------------------------------------------------------------------------- reliability
 
 FAULT_TESTS = ROOT / "tests" / "faults"
@@ -487,6 +497,7 @@ if __name__ == "__main__":
     RELIABILITY.write_text(reliability(RELIABILITY.read_text(encoding="utf-8")), encoding="utf-8")
     PYTORCH.write_text(pytorch(PYTORCH.read_text(encoding="utf-8")), encoding="utf-8")
     for one in read_findings(FOUND):
+        one.folder.joinpath("issue.md").write_text(issue(one), encoding="utf-8")
         if one.counterexample is not None:
             about = json.dumps(one.about, indent=1, ensure_ascii=False)
             one.folder.joinpath("about.json").write_text(about + "\n", encoding="utf-8")

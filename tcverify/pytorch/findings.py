@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ REACHES = {
     "direct call": "only by calling the pass",
 }
 
-#: What a script tells by the code with which it ends.
+#: What a script tells by the code with which it ends; with any other it tells nothing.
 OUTCOMES = {1: "bad", 0: "good", 2: "not there"}
 
 FILE_NAME = "finding.toml"
@@ -78,12 +78,17 @@ class TorchFinding:
 
     @property
     def span(self) -> str:
-        """The versions that show it, in words, as far as they were measured."""
+        """The versions that show it, in words; where it is not known which is the first or the last, those that may be."""
         known = [version for version in VERSIONS if version in {*self.affects, *self.unaffected}]
         runs = [list(run) for shows, run in groupby(known, key=self.affects.__contains__) if shows]
         said = ", ".join(_run(run, known) for run in runs)
-        unknown = [version for version in VERSIONS if version not in known]
-        return f"{said}; not known: {_listed(unknown)}" if unknown else said
+        between = [
+            version
+            for left, right in pairwise([None, *known, None])
+            if (left in self.affects) != (right in self.affects)
+            for version in VERSIONS[VERSIONS.index(left) + 1 if left else 0 : VERSIONS.index(right) if right else None]
+        ]
+        return f"{said}; not known: {_listed(between)}" if between else said
 
     def shows_in(self, version: str) -> bool | None:
         """Whether a version of torch is to show it, None if that is not known.

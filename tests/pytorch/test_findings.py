@@ -44,7 +44,7 @@ def imported(source: str) -> set[str]:
 def outcomes(finding: TorchFinding, version: str) -> tuple[str, ...]:
     """What may come of its script in a version of torch."""
     shows = finding.shows_in(version)
-    return ("bad", "good", "not there") if shows is None else ("bad",) if shows else ("good", "not there")
+    return ("bad", "good", "not there", "error") if shows is None else ("bad",) if shows else ("good", "not there")
 
 
 def require_as_said(finding: TorchFinding, version: str, outcome: str, out: str) -> None:
@@ -146,7 +146,10 @@ def test_a_folder_that_is_complete_is_read(tmp_path: Path) -> None:
     assert (one.folder.name, two.folder.name) == ("one", "two")
     assert (one.title, one.unaffected, one.counterexample) == (FACTS["title"], ("2.9.1",), None)
     assert two.affects == ("2.9.1", "2.15.0")
-    assert [outcomes(two, version) for version in ("2.9.1", "2.11.0")] == [("bad",), ("bad", "good", "not there")]
+    assert [outcomes(two, version) for version in ("2.9.1", "2.11.0")] == [
+        ("bad",),
+        ("bad", "good", "not there", "error"),
+    ]
     assert outcomes(one, "2.9.1") == ("good", "not there")
     (one.folder / "counterexample.json").write_text("{}")
     assert one.counterexample == one.folder / "counterexample.json"
@@ -217,7 +220,7 @@ def test_a_script_that_ends_otherwise_is_noticed(tmp_path: Path) -> None:
         require_as_said(finding, "2.13.0", "bad", "1, 2")
     for tells_nothing in ("error", "timed out"):
         with pytest.raises(AssertionError, match=tells_nothing):
-            require_as_said(finding, "2.11.0", tells_nothing, "")
+            require_as_said(finding, "2.9.1", tells_nothing, "")
 
 
 @pytest.mark.parametrize(
@@ -266,6 +269,9 @@ def test_a_release_that_nobody_has_measured_is_as_the_newest_before_it(tmp_path:
         ("gggbbggggg", "2.11.0 to 2.12.0"),
         ("bggggbgggb", "until 2.9.0, 2.12.1, since 2.15.0"),
         ("gg??bbbbbb", "since 2.12.0; not known: 2.10.0, 2.11.0"),
+        ("bb??bbgg?g", "until 2.12.1"),
+        ("?ggbbbbbgg", "2.11.0 to 2.14.0"),
+        ("?bggggggb?", "until 2.9.1, since 2.14.1; not known: 2.9.0, 2.15.0"),
     ],
 )
 def test_versions_are_said_in_words(shows: str, span: str, tmp_path: Path) -> None:
