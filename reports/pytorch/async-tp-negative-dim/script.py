@@ -12,17 +12,18 @@ import warnings
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as fc
 import torch.distributed._symmetric_memory as symmetric_memory
 import torch.multiprocessing as mp
 from torch._inductor import config
 
 RANKS = 2
+OP = torch.ops._c10d_functional
 
 
 def step(x, w):
     """Gather rows along the last dim but one, and multiply."""
-    return fc.all_gather_tensor(x, -2, dist.group.WORLD) @ w
+    parts = OP.wait_tensor(OP.all_gather_into_tensor(x, RANKS, dist.group.WORLD.group_name)).split(2)
+    return torch.cat(parts, -2) @ w
 
 
 def compiled(*inputs):
@@ -47,6 +48,8 @@ def main(rank, folder):
         good = got.shape == expected.shape and torch.allclose(got, expected)
         shown = [(list(one.shape), one.flatten()[:4].tolist()) for one in (expected, got)]
         print(f"rank {rank}: expected {shown[0]}, got {shown[1]}", flush=True)
+    except torch._dynamo.exc.Unsupported:
+        raise  # the step does not come to the pass
     except Exception as error:
         good = False
         print(f"rank {rank}: expected a compiled step, got {type(error).__name__}: {str(error)[:200]}", flush=True)

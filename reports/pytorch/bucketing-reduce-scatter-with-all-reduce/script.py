@@ -42,6 +42,8 @@ def main(rank, folder):
             got = torch.compile(step, fullgraph=True, dynamic=False)(x, y)
         good = all(torch.allclose(a, b) for a, b in zip(expected, got))
         print(f"rank {rank}: expected equal results, got {good}", flush=True)
+    except torch._dynamo.exc.Unsupported:
+        raise  # the step does not come to the pass
     except Exception as error:
         good = False
         print(f"rank {rank}: expected compiled code, got {type(error).__name__}: {str(error)[:200]}", flush=True)
