@@ -96,6 +96,8 @@ def record(logs: tuple[Path, ...], found: Path) -> None:
         for line in log.read_text(encoding="utf-8").splitlines():
             one = json.loads(line)
             shown[one["finding"]][one["torch"]] = SHOWS.get(one["outcome"])
+    for version in sorted({version for versions in shown.values() for version in versions} - {*VERSIONS}):
+        print(f"torch {version} is left out: it is not in VERSIONS of tcverify/pytorch/findings.py")
     for name, versions in sorted(shown.items()):
         finding = read_finding(found / name)
         kept = {**dict.fromkeys(finding.affects, True), **dict.fromkeys(finding.unaffected, False), **versions}
