@@ -333,7 +333,7 @@ def confirm(names: tuple[str, ...]) -> None:
     unknown = sorted({*names} - {one.folder.name for one in findings})
     if unknown:
         raise click.UsageError(f"{REPORTS} has no counterexample of '{unknown[0]}'")
-    print(f"| finding | subject | in torch {VERSION} | entry | end to end | seconds |")
+    print(f"| finding | subject | in torch {VERSION} | reach | end to end | seconds |")
     print("|---|---|---|---|---|--:|")
     counts: Counter[tuple[bool, str]] = Counter()
     for one in findings:
@@ -344,7 +344,7 @@ def confirm(names: tuple[str, ...]) -> None:
         here = VERSION in one.affects
         state = "-" if told is None else told.state
         counts[here, state] += 1
-        cells = [one.folder.name, one.subject, "yes" if here else "no", one.entry, table_cell(str(told)),
+        cells = [one.folder.name, one.subject, "yes" if here else "no", one.reach, table_cell(str(told)),
                  f"{time.monotonic() - start:.0f}"]  # fmt: skip
         print("| " + " | ".join(cells) + " |", flush=True)
     for here in (True, False):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tcverify.cases.counterexample import FILE_NAME, Counterexample, read_counterexample
 from tcverify.program import KINDS
-from tcverify.pytorch.findings import TorchFinding, read_findings
+from tcverify.pytorch.findings import REACHES, TorchFinding, read_findings
 from tcverify.report.html import to_html
 from tcverify.report.html.gallery import About, read_about
 
@@ -127,7 +127,7 @@ def _seen(about: About) -> str:
 
 def findings(found: tuple[TorchFinding, ...]) -> str:
     """The page of defects of PyTorch, subject by subject."""
-    ordered = sorted(found, key=lambda one: (one.subject, one.title))
+    ordered = sorted(found, key=lambda one: (one.subject, [*REACHES].index(one.reach), one.title))
     public = sum(one.reported != "unreported" for one in found)
     parts = [
         "# Findings in PyTorch\n",
@@ -145,7 +145,6 @@ def findings(found: tuple[TorchFinding, ...]) -> str:
 
 def _finding(one: TorchFinding) -> str:
     name = one.folder.name
-    elsewhere = f"; not in {', '.join(one.unaffected)}" if one.unaffected else ""
     number = "/".join(one.reported.rsplit("/", 2)[1:])
     links = f"[script](findings/{name}.py)"
     if one.counterexample is not None:
@@ -153,8 +152,8 @@ def _finding(one: TorchFinding) -> str:
     facts = {
         "Kind": f"[`{one.kind}`]({KINDS_PAGE}): {prose(KINDS[one.kind])}",
         "Cause": f"`{one.cause}`",
-        "Reached by": one.entry,
-        "Versions": f"in torch {', '.join(one.affects)}{elsewhere}",
+        "Reach": f"{one.reach}, {REACHES[one.reach]}",
+        "Versions": f"{one.span}: shown in torch {', '.join(one.affects)}",
         "Status": "not reported" if one.reported == "unreported" else f"public report: [{number}]({one.reported})",
         "Files": links,
     }

@@ -30,7 +30,7 @@ from tcverify.program import KINDS, Contract, Doubt, Note
 from tcverify.program.contract import _WORDS
 from tcverify.pytest_plugin.profiles import PROFILES
 from tcverify.pytorch import PREFIX, SUBJECTS
-from tcverify.pytorch.findings import VERSIONS, TorchFinding, read_findings
+from tcverify.pytorch.findings import REACHES, VERSIONS, TorchFinding, read_findings
 from tcverify.registry.glossary import GLOSSARY
 from tcverify.strategies import DEFAULT_STRATEGY, STRATEGIES
 
@@ -365,14 +365,14 @@ def _versions(findings: tuple[TorchFinding, ...], found: Path) -> str:
     rows = []
     for one in SUBJECTS.values():
         cells = []
-        for version in VERSIONS:
+        for version in campaigned(found):
             causes = sum(finding.subject == PREFIX + one.name and version in finding.affects for finding in findings)
             said = f"{ran[version, one.name]:,} programs" if ran[version, one.name] else "yes"
             said += f", {causes} found" if causes else ""
             cells.append(said if one.exists_in(version) else "–")
         rows.append((f"`{PREFIX}{one.name}`", *cells))
-    total = [f"{sum(version in finding.affects for finding in findings)} found" for version in VERSIONS]
-    return table(("subject", *(f"torch {version}" for version in VERSIONS)), [*rows, ("all", *total)])
+    total = [f"{sum(version in finding.affects for finding in findings)} found" for version in campaigned(found)]
+    return table(("subject", *(f"torch {version}" for version in campaigned(found))), [*rows, ("all", *total)])
 
 
 def campaigns(found: Path) -> list[dict[str, Any]]:
@@ -381,10 +381,16 @@ def campaigns(found: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.is_file() else []
 
 
+def campaigned(found: Path) -> list[str]:
+    """The releases in which campaigns ran."""
+    ran = {record["torch"] for record in campaigns(found)}
+    return [version for version in VERSIONS if version in ran]
+
+
 def _campaigns(found: Path) -> str:
     """A row per version: how much ran."""
     rows = []
-    for version in VERSIONS:
+    for version in campaigned(found):
         ran = [record for record in campaigns(found) if record["torch"] == version]
         if ran:
             hours = sum(record["cpu_s"] for record in ran) / 3600
@@ -403,7 +409,7 @@ def _covered(found: Path) -> str:
     for one in SUBJECTS.values():
         drawn = sum(map(len, one.draws.values()))
         cells = []
-        for version in VERSIONS:
+        for version in campaigned(found):
             record = ran.get((version, one.name))
             if record is None:
                 cells.append("")
@@ -413,7 +419,7 @@ def _covered(found: Path) -> str:
             cells.append(f"{values}{len(record['features'])}, {reached['reached']} of {reached['all']}")
         if any(cells):
             rows.append((f"`{PREFIX}{one.name}`", *cells))
-    return table(("subject", *(f"torch {version}" for version in VERSIONS)), rows)
+    return table(("subject", *(f"torch {version}" for version in campaigned(found))), rows)
 
 
 def _unshown(findings: tuple[TorchFinding, ...]) -> str:
@@ -423,13 +429,24 @@ def _unshown(findings: tuple[TorchFinding, ...]) -> str:
 
 
 def _findings(findings: tuple[TorchFinding, ...]) -> str:
+    """A row per finding: what shows without a setting comes first."""
     rows = []
-    for one in findings:
-        shows = ("●" if v in one.affects else "○" if v in one.unaffected else "" for v in VERSIONS)
+    for one in sorted(findings, key=lambda one: [*REACHES].index(one.reach)):
         reported = "no" if one.reported == "unreported" else f"[yes]({one.reported})"
         cause = f"`{one.cause.removeprefix('torch/')}`"
-        rows.append((f"`{one.folder.name}`: {cell(one.title)}", f"`{one.kind}`", cause, one.entry, *shows, reported))
-    return table(("finding", "kind", "cause, in torch/", "entry", *VERSIONS, "reported"), rows)
+        rows.append((f"`{one.folder.name}`: {cell(one.title)}", f"`{one.kind}`", cause, one.reach, one.span, reported))
+    measured = f"versions, of {VERSIONS[0]} to {VERSIONS[-1]}"
+    return table(("finding", "kind", "cause, in torch/", "reach", measured, "reported"), rows)
+
+
+def issue(one: TorchFinding) -> str:
+    """The text that is to be filed, with the line of its versions put in."""
+    text = one.folder.joinpath("issue.md").read_text(encoding="utf-8")
+    line = f"**Versions**, of {VERSIONS[0]} to {VERSIONS[-1]}: {one.span}."
+    made, count = re.subn(r"(?m)^\*\*Versions\*\*.*$", lambda _: line, text)
+    if count != 1:
+        raise ValueError(f"{one.folder / 'issue.md'} has {count} lines that begin with **Versions**, and not one")
+    return made
 
 
 # ------------------------------------------------------------------------------------------------------- reliability
@@ -497,6 +514,7 @@ if __name__ == "__main__":
     RELIABILITY.write_text(reliability(RELIABILITY.read_text(encoding="utf-8")), encoding="utf-8")
     PYTORCH.write_text(pytorch(PYTORCH.read_text(encoding="utf-8")), encoding="utf-8")
     for one in read_findings(FOUND):
+        one.folder.joinpath("issue.md").write_text(issue(one), encoding="utf-8")
         if one.counterexample is not None:
             about = json.dumps(one.about, indent=1, ensure_ascii=False)
             one.folder.joinpath("about.json").write_text(about + "\n", encoding="utf-8")

@@ -6,9 +6,14 @@ where a subject shows it, `counterexample.json`. Where none does, the facts say 
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +21,20 @@ from tcverify.errors import UsageError
 from tcverify.program import KINDS
 from tcverify.pytorch.subjects import PREFIX
 
-#: What PyTorch is verified in.
-VERSIONS = ("2.9.1", "2.11.0", "2.13.0", "2.15.0")
+#: Releases of torch that the findings are followed through; where a script did not run in one, the finding does not name it.
+VERSIONS = (
+    "2.9.0", "2.9.1", "2.10.0", "2.11.0", "2.12.0", "2.12.1", "2.13.0", "2.14.0", "2.14.1", "2.15.0",
+)  # fmt: skip
 
-#: How a user comes to the defect.
-ENTRIES = ("torch.compile", "make_fx + pass", "pass as in torch's tests", "DTensor API", "pipelining API")
+#: What a user has to do for the defect to show: what is seen with fewer steps comes first.
+REACHES = {
+    "default": "by the public API as it is: torch.compile, AOTAutograd, DTensor, pipelining",
+    "opt-in": "by the public API with a setting, a backend or a group that a user chooses",
+    "direct call": "only by calling the pass",
+}
+
+#: What a script tells by the code with which it ends; with any other it tells nothing.
+OUTCOMES = {1: "bad", 0: "good", 2: "not there"}
 
 FILE_NAME = "finding.toml"
 
@@ -43,7 +57,7 @@ class TorchFinding:
         affects: versions of torch in which the script showed it.
         unaffected: versions in which the script did not.
         reported: the address of a public report, or "unreported".
-        entry: how a user comes to it; one of `ENTRIES`.
+        reach: what a user has to do for it to show; one of `REACHES`.
         unshown: why no subject shows it; empty where one does, and there is a counterexample.
         also: what other counterexamples of it are known by, which were read: "kind: fingerprint".
     """
@@ -58,9 +72,32 @@ class TorchFinding:
     affects: tuple[str, ...]
     unaffected: tuple[str, ...]
     reported: str
-    entry: str
+    reach: str
     unshown: str = ""
     also: tuple[str, ...] = ()
+
+    @property
+    def span(self) -> str:
+        """The versions that show it, in words; where it is not known which is the first or the last, those that may be."""
+        known = [version for version in VERSIONS if version in {*self.affects, *self.unaffected}]
+        runs = [list(run) for shows, run in groupby(known, key=self.affects.__contains__) if shows]
+        said = ", ".join(_run(run, known) for run in runs)
+        between = [
+            version
+            for left, right in pairwise([None, *known, None])
+            if (left in self.affects) != (right in self.affects)
+            for version in VERSIONS[VERSIONS.index(left) + 1 if left else 0 : VERSIONS.index(right) if right else None]
+        ]
+        return f"{said}; not known: {_listed(between)}" if between else said
+
+    def shows_in(self, version: str) -> bool | None:
+        """Whether a version of torch is to show it, None if that is not known.
+
+        One that is not among `VERSIONS` is to do as the newest release before it.
+        """
+        measured = (one for one in VERSIONS if _numbers(one) <= _numbers(version))
+        newest = version if version in VERSIONS else max(measured, key=_numbers, default=None)
+        return True if newest in self.affects else False if newest in self.unaffected else None
 
     @property
     def script(self) -> Path:
@@ -78,6 +115,29 @@ class TorchFinding:
         """What pages of several counterexamples say of it: the content of about.json."""
         seen = [self.cause] if self.reported == "unreported" else [self.cause, self.reported]
         return {"title": self.title, "class": self.subject, "what": " ".join(self.why.split()), "seen_in": seen}
+
+
+def run_script(script: Path, place: Path, seconds: float) -> tuple[str, str]:
+    """Run a script in a directory where nothing of this repository can be imported.
+
+    Returns:
+        What came of it, "bad" if it shows the defect, "good", "not there", "error" or "timed out"; and what it has printed.
+    """
+    cache = place.parent / "inductor"  # C++ headers take most of a minute: scripts beside each other compile them once
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHONPATH", "TORCH"))}
+    process = subprocess.Popen(
+        [sys.executable, str(script.resolve())], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**kept, "OMP_NUM_THREADS": "1", "TMPDIR": str(place), "TORCHINDUCTOR_CACHE_DIR": str(cache)},
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # its ranks too
+        return "timed out", process.communicate()[0]
+    if "Traceback" in out and process.returncode == 1:
+        return "error", out  # an uncaught exception ends a script as a defect does
+    return OUTCOMES.get(process.returncode, "error"), out
 
 
 def read_findings(directory: Path) -> tuple[TorchFinding, ...]:
@@ -153,7 +213,7 @@ def _require_sense(found: TorchFinding, path: Path) -> None:
     for right, says, hint in (
         (found.subject.startswith(PREFIX), f"subject is '{found.subject}'", f"write {PREFIX} and its name"),
         (found.kind in KINDS, f"there is no kind '{found.kind}'", f"kinds are {_listed(KINDS)}"),
-        (found.entry in ENTRIES, f"there is no entry '{found.entry}'", f"it is one of {_listed(ENTRIES)}"),
+        (found.reach in REACHES, f"there is no reach '{found.reach}'", f"it is one of {_listed(REACHES)}"),
         (found.cause.startswith("torch/") and found.cause.count(":") == 1, f"cause is '{found.cause}'",
          "write torch/path/to/file.py:function"),
         (found.affects, "no version is affected", "a defect is one that a script has shown in a version of torch"),
@@ -169,8 +229,24 @@ def _require_sense(found: TorchFinding, path: Path) -> None:
             raise UsageError(f"{path}: {says}", hint)
 
 
+def _numbers(version: str) -> list[int]:
+    """The numbers of a version: 2.16.0.dev20270101+cpu is that of 2.16.0, which it leads to."""
+    return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3]]
+
+
+def _run(run: list[str], known: list[str]) -> str:
+    """Neighbouring versions in words, of those that are known."""
+    if run == known:
+        return "all"
+    if run[-1] == known[-1]:
+        return f"since {run[0]}"
+    if run[0] == known[0]:
+        return f"until {run[-1]}"
+    return run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}"
+
+
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-__all__ = ["ENTRIES", "VERSIONS", "TorchFinding", "read_finding", "read_findings"]
+__all__ = ["REACHES", "VERSIONS", "TorchFinding", "read_finding", "read_findings", "run_script"]

@@ -24,6 +24,9 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
     "dtensor": ("", (r"\| transition \| DTensor \| here \|", r"\| P → R \| all_reduce \| all_reduce \|")),
     "exact": ("--programs 1", (r"(?m)^matmul +[\d.]+ ms +[\d.]+ ms", r"(?m)^structured +1 ")),
     "exposed": ("--programs 3", ("3 programs of strategy functional on 4 ranks", r"(?m)^sink_waits ")),
+    "findings": (
+        "run dtensor-topk-cache", (r"\| `dtensor-topk-cache` \| bad \| bad \| [\d.]+ \|", "0 of 1 differ from what is said")
+    ),
     "first_finding": ("--seeds 1 --programs 5 ResidualNotSliced", (r"ResidualNotSliced +\d +[\d.]+ +> 5 +> [\d.]+ +\d+%",)),
     "gallery": ("", (r"(?m)^residual-added-twice +wrong-value +3 nodes +yes",)),
     "limit": (

@@ -105,8 +105,8 @@ def test_the_findings_in_pytorch_are_all_there(exhibits: ModuleType) -> None:
         name = one.folder.name
         subject = page.partition(f"## `{one.subject}`\n")[2].partition("\n## ")[0]
         part = subject.partition(f"### {exhibits.prose(one.title)} {{ #{name} }}\n")[2].partition("\n### ")[0]
-        assert f"- **Cause**: `{one.cause}`\n- **Reached by**: {one.entry}\n" in part, name
-        assert f"- **Versions**: in torch {', '.join(one.affects)}" in part
+        assert f"- **Cause**: `{one.cause}`\n- **Reach**: {one.reach}, " in part, name
+        assert f"- **Versions**: {one.span}: shown in torch {', '.join(one.affects)}" in part
         assert ("not reported" if one.reported == "unreported" else f"({one.reported})") in part
         assert f"](findings/{name}.py)" in part
         assert (f"](findings/{name}.html)" in part) == (one.counterexample is not None)

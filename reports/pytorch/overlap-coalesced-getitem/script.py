@@ -18,8 +18,14 @@ def step(x, w):
     return x @ w, *(OP.wait_tensor(grad) for grad in grads)
 
 
+def gather(found, mine, *_, **__):
+    """What ranks estimate is the same here; torch's own all_gather_object needs NumPy."""
+    found[:] = [mine] * len(found)
+
+
 def main(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    dist.all_gather_object = gather
     x, w = torch.full((4, 4), rank + 1.0), torch.eye(4)
     expected = step(x, w)
     from torch.utils import _runtime_estimation  # 2.9 has none

@@ -19,8 +19,14 @@ def step(x, w):
     return y, *(OP.wait_tensor(grad) for grad in grads)
 
 
+def gather(found, mine, *_, **__):
+    """What ranks estimate is the same here; torch's own all_gather_object needs NumPy."""
+    found[:] = [mine] * len(found)
+
+
 def main(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    dist.all_gather_object = gather
     x, w = torch.full((4, 4), rank + 1.0), torch.eye(4)
     expected = step(x, w)
     from torch.utils import _runtime_estimation  # 2.9 has none
@@ -38,7 +44,7 @@ def main(rank, folder):
         good = all(torch.allclose(a, b) for a, b in zip(expected, got))
         print(f"rank {rank}: expected equal results, got {good}", flush=True)
     except Exception as error:
-        good = False
+        good = None if "AttributeError" in str(error) else False  # an earlier one: overlap-coalesced-getitem
         print(f"rank {rank}: expected compiled code, got {type(error).__name__}: {str(error)[:200]}", flush=True)
     torch.save(good, f"{folder}/{rank}")
     dist.destroy_process_group()
@@ -50,4 +56,8 @@ if __name__ == "__main__":
         sys.exit(2)
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(main, args=(folder,), nprocs=RANKS, start_method="fork")
-        sys.exit(0 if all(torch.load(f"{folder}/{rank}") for rank in range(RANKS)) else 1)
+        found = [torch.load(f"{folder}/{rank}") for rank in range(RANKS)]
+    if None in found:
+        print("this torch fails before it comes so far")
+        sys.exit(3)
+    sys.exit(0 if all(found) else 1)

@@ -1,62 +1,82 @@
-"""torch._inductor.fx_passes.spmd_check: graphs whose collectives differ in group or reduction pass as identical."""
+"""Ranks compile steps whose collectives differ in group, reduction or operand, and spmd_check calls their graphs identical.
+
+torch.compile with `spmd_check`, which raises on graphs that differ (`spmd_mismatch`). Exit code 1: it compiles them.
+"""
 
 import os
 import sys
 import tempfile
+import warnings
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch._inductor import config
 
-c10d = torch.ops._c10d_functional
-DIFFERENCES = ("reduce op", "group", "operand")
+RANKS = 2
+OP = torch.ops._c10d_functional
+DIFFERENCES = ("reduction", "group", "operand", "dtype")
+SETTINGS = {
+    "aten_distributed_optimizations.spmd_check": True,
+    "aten_distributed_optimizations.spmd_mismatch": "error",
+    "reorder_for_compute_comm_overlap": True,  # graphs are compared where collectives are to be reordered
+    "fx_graph_cache": False,
+}
 
 
-def graph(difference: str, rank: int, groups: list[str]) -> torch.fx.GraphModule:
-    """Two all_reduces; rank 1 calls them with another reduction, on the groups in another order, or on other operands."""
-    ops = ["sum", "max"] if difference == "reduce op" and rank else ["sum", "sum"]
-    names = groups[::-1] if difference == "group" and rank else groups
+def step(difference, rank, groups):
+    """Two all_reduces. Those of rank 1 differ: in their reductions, in their groups or in their operands."""
+    ops = ("sum", "max") if difference == "reduction" and rank else ("sum", "sum")
+    first, second = groups[::-1] if difference == "group" and rank else groups
 
-    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        p, q = x.neg(), y.neg()
+    def call(x, y):
         if difference == "operand" and rank:
-            p, q = q, p
-        a, b = c10d.all_reduce(p, ops[0], names[0]), c10d.all_reduce(q, ops[1], names[1])
-        return c10d.wait_tensor(a), c10d.wait_tensor(b)
+            x, y = y, x
+        a, b = OP.all_reduce(x, ops[0], first), OP.all_reduce(y, ops[1], second)
+        return OP.wait_tensor(a), OP.wait_tensor(b)
 
-    return make_fx(f, tracing_mode="fake")(torch.ones(2), torch.ones(2))
-
-
-def gather(found: list, mine: int, group: dist.ProcessGroup) -> None:
-    """all_gather_object for integers: torch's own needs NumPy."""
-    tensors = [torch.zeros(1, dtype=torch.int64) for _ in found]
-    dist.all_gather(tensors, torch.tensor([mine]), group)
-    found[:] = [int(one) for one in tensors]
+    return call
 
 
-def run(rank: int, path: str, result: str) -> None:
-    from torch._inductor.fx_passes.spmd_check import spmd_check
+def gather(found, mine, group):
+    """all_gather_object for a hash, and nothing for the report on a mismatch: torch's own needs NumPy."""
+    if isinstance(mine, int):
+        tensors = [torch.zeros(1, dtype=torch.int64) for _ in found]
+        dist.all_gather(tensors, torch.tensor([mine]), group)
+        found[:] = [int(one) for one in tensors]
 
+
+def main(rank, folder):
+    warnings.simplefilter("ignore")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     dist.all_gather_object = gather
     groups = [dist.new_group([0, 1]).group_name for _ in range(2)]
-    same = {difference: spmd_check(graph(difference, rank, groups)) for difference in DIFFERENCES}
-    if rank == 0:
-        for difference, verdict in same.items():
-            print(f"ranks differ in {difference}: expected False, spmd_check returned {verdict}")
-        if any(same.values()):
-            open(result, "w").close()
-    dist.destroy_process_group()
+    refused = {}
+    for difference in DIFFERENCES:
+        dtype = torch.float64 if difference == "dtype" and rank else torch.float32  # which the check knows
+        torch._dynamo.reset()
+        try:
+            with config.patch(SETTINGS):
+                compiled = torch.compile(step(difference, rank, groups), fullgraph=True)
+                compiled(torch.ones(2, dtype=dtype), torch.full((2,), 2.0, dtype=dtype))
+            refused[difference] = False
+        except Exception as error:
+            if "SPMD graph verification failed" not in str(error):
+                raise
+            refused[difference] = True
+        verdict = "an error" if refused[difference] else "compiled code"
+        print(f"rank {rank}: steps differ in {difference}: expected an error, got {verdict}", flush=True)
+    torch.save(refused, f"{folder}/{rank}")
+    dist.barrier()
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    try:
-        import torch._inductor.fx_passes.spmd_check
-    except ImportError:
+    if not SETTINGS.keys() <= config.get_config_copy().keys():
+        print("this torch has no spmd_check")
         sys.exit(2)
-    with tempfile.TemporaryDirectory() as directory:
-        result = os.path.join(directory, "shown")
-        mp.spawn(run, (os.path.join(directory, "store"), result), nprocs=2)
-        sys.exit(1 if os.path.exists(result) else 0)
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(main, args=(folder,), nprocs=RANKS, start_method="fork")
+        assert all(torch.load(f"{folder}/{rank}")["dtype"] for rank in range(RANKS)), "the check does not run"
+        sys.exit(0 if all(all(torch.load(f"{folder}/{rank}").values()) for rank in range(RANKS)) else 1)
