@@ -4,7 +4,7 @@
     python benchmarks/findings.py record LOG...
 
 `run` prints a row per finding: what `finding.toml` says of this release, or of the newest measured one before it, and what the
-script says now. It ends with 1 if a finding is mended or has come back, or if a script tells neither. `record` writes what logs
+script says now. It ends with 1 if a finding is fixed or has come back, or if a script tells neither. `record` writes what logs
 of `run` hold into `affects` and `unaffected`; what a script does not tell in a release is in neither of them.
 """
 
@@ -80,7 +80,7 @@ def change(one: TorchFinding, record: dict[str, Any]) -> str:
         return f"{name}: its script tells nothing, {record['outcome']}: {last}"
     if now is None or said is None or now == said:
         return ""
-    return f"{name}: is mended ({record['outcome']})" if said else f"{name}: has come back"
+    return f"{name}: is fixed ({record['outcome']})" if said else f"{name}: has come back"
 
 
 # ----------------------------------------------------------------------------------------------------------- recording

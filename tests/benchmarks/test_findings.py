@@ -63,8 +63,8 @@ def test_findings_that_are_as_said_change_nothing(findings: ModuleType, tmp_path
 @pytest.mark.parametrize(
     ("outcome", "affected", "says"),
     [
-        ("good", True, "one: is mended (good)"),
-        ("not there", True, "one: is mended (not there)"),
+        ("good", True, "one: is fixed (good)"),
+        ("not there", True, "one: is fixed (not there)"),
         ("bad", False, "one: has come back"),
         ("error", True, "one: its script tells nothing, error"),
         ("error", False, "one: its script tells nothing, error"),
