@@ -142,10 +142,10 @@ def test_findings_are_shown_at_lines_of_the_pass(here: Path, monkeypatch: pytest
     results = json.loads(Path("shown", "tcverify.sarif").read_text())["runs"][0]["results"]
     shown = {(one["ruleId"], one["locations"][0]["physicalLocation"]["region"]["startLine"]) for one in results}
     lines = PASSES.splitlines()
-    defined = lines.index("def swaps(gm):") + 1  # nothing records that a pass sets the target of a node
     assert shown == {
         ("pass-raised", lines.index('            raise ValueError("no idea")') + 1),
-        ("wrong-value", defined),
+        ("wrong-value", lines.index("            node.target = aten.exp.default") + 1),
+        ("wrong-value", lines.index("            node.target = aten.cos.default") + 1),
     }
     for kind, number in shown:
         assert f"\n::error file=defects.py,line={number},title={kind} in swaps::" in outcome.out

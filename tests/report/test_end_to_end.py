@@ -13,6 +13,7 @@ from tcverify.application import InProcess
 from tcverify.application.loading import prepare_pass
 from tcverify.campaign import Campaign, CampaignPlan, FindingFound
 from tcverify.cases.counterexample import (
+    FILE_NAME,
     Counterexample,
     decode_counterexample,
     encode_counterexample,
@@ -87,9 +88,9 @@ def test_a_campaign_tries_what_it_keeps(tmp_path: Path) -> None:
 
     (found,) = campaign(tmp_path, end_to_end, told).run().counterexamples
     assert (found.end_to_end, tried) == (SHOWN, [found.id])
-    assert [event.counterexample.end_to_end for event in told if isinstance(event, FindingFound)] == [SHOWN]
-    (path,) = find_counterexamples(str(tmp_path / "reports"), tmp_path)
-    assert read_counterexample(path).end_to_end == SHOWN
+    cases = [event.counterexample for event in told if isinstance(event, FindingFound)]
+    assert [case.end_to_end for case in cases if case.finding.severity == "error"] == [SHOWN]
+    assert read_counterexample(tmp_path / "reports" / found.id / FILE_NAME).end_to_end == SHOWN
 
 
 def test_an_interrupt_of_the_trial_loses_no_finding(tmp_path: Path) -> None:
