@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import fx
 
 from tcverify.pytorch.base import TorchPass
-from tcverify.pytorch.bucketing import overlap_settings, require_functional, without_second_waits
+from tcverify.pytorch.bucketing import overlap_settings, require_functional, separate_outputs, without_second_waits
 from tcverify.pytorch.compat import device_known, filter_known_options, patch_attributes
 from tcverify.pytorch.control_deps import plain_order
 from tcverify.pytorch.end_to_end.pipeline import DEVICE_KNOWN, EAGER_KERNELS, Code, Pipeline, imported
@@ -39,6 +39,7 @@ class ScheduleOverlapBucketing(TorchPass):
         from torch._inductor.fx_passes import overlap_scheduling as module
 
         require_functional(gm.graph)
+        before = set(gm.graph.nodes)
         without_second_waits(gm.graph)
         pass_ = module.schedule_overlap_bucketing
         told = {name: value for name, value in options.items() if name != "estimates"}
@@ -49,6 +50,7 @@ class ScheduleOverlapBucketing(TorchPass):
                 custom_runtime_estimation=_estimate(gm, options["estimates"], module.is_compute_node, bool(analytic)),
             )  # fmt: skip
         plain_order(gm)
+        separate_outputs(gm.graph, before)
         gm.recompile()
 
     @classmethod
@@ -102,6 +104,7 @@ class ManualOverlapBucketing(TorchPass):
         from torch._inductor.fx_passes import overlap_scheduling as module
 
         require_functional(gm.graph)
+        before = set(gm.graph.nodes)
         without_second_waits(gm.graph)
         pass_ = manual.manual_overlap_bucketing
         modules = [f"m{number}" for number in range(options["modules"])]
@@ -114,6 +117,7 @@ class ManualOverlapBucketing(TorchPass):
                 **filter_known_options(pass_, {name: options[name] for name in ("insert_overlap_deps", "bucket_mode")}),
             )  # fmt: skip
         plain_order(gm)
+        separate_outputs(gm.graph, before)
         gm.recompile()
 
     @classmethod

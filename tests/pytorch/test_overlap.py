@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,6 +95,31 @@ def test_modules_are_bucketed_and_the_result_is_the_same(plan: str) -> None:
         )
     verdict = verify(ManualOverlapBucketing(bucket_mode="default"), overlapping(plan=plan))
     assert verdict.status == "passed", [finding.kind for finding in verdict.findings]
+
+
+def returned_reductions(b: GraphBuilder) -> Any:
+    """Two reductions, which a bucket holds side by side, and a view of the first: all are returned, behind a gathered weight."""
+    values, weight = (b.input("x"), b.input("y")), b.input("weight")
+    gathered = b.call("_c10d_functional::all_gather_into_tensor", weight, 2, "dp")
+    b.call("_c10d_functional::wait_tensor", gathered)
+    starts = [b.call("_c10d_functional::all_reduce", value, "sum", "dp") for value in values]
+    first, second = (b.call("_c10d_functional::wait_tensor", start) for start in starts)
+    return first, b.call("aten::slice.Tensor", first, 0, 0, 1), second
+
+
+@needs("schedule_overlap_bucketing")
+@pytest.mark.parametrize("subject", [ScheduleOverlapBucketing, ManualOverlapBucketing])
+def test_outputs_share_memory_as_before_where_a_bucket_holds_them(subject: Any) -> None:
+    inputs = [InputSpec(name, (2, 4), placements=(("dp", VARYING),)) for name in ("x", "y", "weight")]
+    options = (
+        {"pre_bucketing_fsdp_collectives": True}
+        if subject is ScheduleOverlapBucketing
+        else {"plan": "one", "bucket_mode": "default"}
+    )
+    program = replace(spmd_program(MESH, inputs, returned_reductions), options=options)
+    verdict = verify(subject(), program)
+    assert verdict.status == "passed", verdict
+    assert verdict.changed
 
 
 def waited_twice(b: GraphBuilder) -> Any:
