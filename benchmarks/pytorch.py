@@ -31,7 +31,7 @@ from typing import Any, get_args
 
 import click
 import torch
-from recall import defects_of
+from recall import Known, defects_of
 
 from tcverify.application import Guarded, load_pass
 from tcverify.application.apply import apply_pass
@@ -186,15 +186,20 @@ def verified(
 
 
 def names_of(case: Counterexample, one: TorchSubject) -> list[str]:
-    """The defects in reports/pytorch that a counterexample of a subject shows: those of the subject, and equal ones of others."""
-    print_ = fingerprint_of(case)
+    """The defects in reports/pytorch that a counterexample shows: those of its subject, and of others an equal exception."""
+    own, shown = PREFIX + one.name, fingerprint_of(case)
+
+    def is_of(subject: str, known: Known) -> bool:
+        if subject == own:
+            return known.shown_by(case)
+        prints = (f"{known.finding.kind}: {known.fingerprint}", *known.finding.also)
+        return case.finding.kind == "pass-raised" and f"pass-raised: {shown}" in prints
+
     return [
         known.finding.folder.name
         for subject, defects in defects_of(()).items()
         for known in defects
-        if (subject == PREFIX + one.name and known.shown_by(case))
-        or (known.finding.kind, known.fingerprint) == (case.finding.kind, print_)
-        or f"{case.finding.kind}: {print_}" in known.finding.also
+        if is_of(subject, known)
     ]
 
 
