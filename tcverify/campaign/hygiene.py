@@ -18,7 +18,7 @@ from tcverify.cases.fingerprint import fingerprint, fingerprint_of
 from tcverify.program import Program
 from tcverify.verification.verifier import Verdict
 
-#: Seconds after which no new trial of shrinking the hygiene findings of a kind begins.
+#: Seconds after which no further cause of a kind is tried, and no further trial of shrinking one begins.
 SHRINK_TIME = 5.0
 
 #: Causes of one kind that are kept.
@@ -66,10 +66,14 @@ class HygieneFindings:
         by_size = sorted(self._smallest, key=lambda cause: self._smallest[cause][0].size)
         for kind in dict.fromkeys(kind for kind, _ in self._smallest):
             end = time.monotonic() + min(SHRINK_TIME, self._plan.shrink_time)
-            kept = 0
+            kept = tried = 0
             for cause in by_size:
-                if cause[0] == kind and cause not in self._known and kept < MOST_CAUSES:
-                    kept += self._keep(kind, *self._smallest[cause], end)
+                if cause[0] != kind or cause in self._known:
+                    continue
+                if kept == MOST_CAUSES or (tried and time.monotonic() > end):
+                    break
+                kept += self._keep(kind, *self._smallest[cause], end)
+                tried += 1
 
     def _keep(self, kind: str, program: Program, deep: bool, end: float) -> bool:
         """Shrink a program and keep it, unless its cause is known; whether it was kept."""

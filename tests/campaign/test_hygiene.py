@@ -80,6 +80,11 @@ def test_each_cause_has_a_case_and_one_line_of_the_pass_is_one_cause(tmp_path: P
     assert len(list((tmp_path / "reports").iterdir())) == 2
 
 
+def test_a_kind_of_many_causes_takes_its_time_and_no_more(tmp_path: Path) -> None:
+    finished = campaign(tmp_path, forgets_two_ways, max_examples=40, shrink_time=0.0)
+    assert len(finished.hygiene) == 1
+
+
 def test_an_error_comes_first_and_hygiene_does_not_stop_a_run(tmp_path: Path) -> None:
     finished = campaign(tmp_path, doubles_and_forgets, fail_fast=True)
     assert (finished.verdict, finished.stop) == ("refuted", "first finding")
