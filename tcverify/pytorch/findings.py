@@ -6,10 +6,7 @@ where a subject shows it, `counterexample.json`. Where none does, the facts say 
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -19,6 +16,7 @@ from typing import Any
 
 from tcverify.errors import UsageError
 from tcverify.program import KINDS
+from tcverify.pytorch.scripts import run_alone
 from tcverify.pytorch.subjects import PREFIX
 
 #: Releases of torch that the findings are followed through; where a script did not run in one, the finding does not name it.
@@ -123,21 +121,12 @@ def run_script(script: Path, place: Path, seconds: float) -> tuple[str, str]:
     Returns:
         What came of it, "bad" if it shows the defect, "good", "not there", "error" or "timed out"; and what it has printed.
     """
-    cache = place.parent / "inductor"  # C++ headers take most of a minute: scripts beside each other compile them once
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHONPATH", "TORCH"))}
-    process = subprocess.Popen(
-        [sys.executable, str(script.resolve())], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**kept, "OMP_NUM_THREADS": "1", "TMPDIR": str(place), "TORCHINDUCTOR_CACHE_DIR": str(cache)},
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        out, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # its ranks too
-        return "timed out", process.communicate()[0]
-    if "Traceback" in out and process.returncode == 1:
-        return "error", out  # an uncaught exception ends a script as a defect does
-    return OUTCOMES.get(process.returncode, "error"), out
+    code, out, errors = run_alone(script, place, seconds, place.parent / "inductor")
+    if code is None:
+        return "timed out", out + errors
+    if "Traceback" in errors and code == 1:
+        return "error", out + errors  # an uncaught exception ends a script as a defect does
+    return OUTCOMES.get(code, "error"), out + errors
 
 
 def read_findings(directory: Path) -> tuple[TorchFinding, ...]:

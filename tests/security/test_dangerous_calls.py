@@ -59,13 +59,9 @@ ALLOWED = {
         "importlib.import_module",
     ): "the module of torch that a subject of the table names",
     (
-        "tcverify/pytorch/end_to_end/trial.py",
+        "tcverify/pytorch/scripts.py",
         "subprocess",
-    ): "a script made of a case, whose names are identifiers and whose literals are numbers and quoted texts; no shell",
-    (
-        "tcverify/pytorch/findings.py",
-        "subprocess",
-    ): "the scripts of reports/pytorch, which are part of this repository; no shell",
+    ): "scripts of this repository, or made of a case: names are identifiers, literals numbers and quoted texts; no shell",
     ("tcverify/system/processes.py", "ctypes"): "prctl of the C library, with constants",
     ("tcverify/system/processes.py", "ctypes.CDLL"): "the same",
     ("tcverify/execution/process_group/messages.py", "ctypes"): "the bytes of a storage of ours are read",

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +13,7 @@ from tcverify.cases.end_to_end import EndToEnd
 from tcverify.errors import TcverifyError, Unsupported, UsageError
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
 from tcverify.pytorch.end_to_end.script import SECONDS, make_script
+from tcverify.pytorch.scripts import run_alone
 from tcverify.pytorch.subjects import SUBJECTS
 from tcverify.registry.references import find
 
@@ -73,32 +70,20 @@ def run_script(text: str, entry: str, seconds: float = SECONDS + MORE_SECONDS) -
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "script.py"
         path.write_text(text, encoding="utf-8")
-        own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": folder}
-        process = subprocess.Popen(
-            [sys.executable, str(path)], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
-            env={**os.environ, **own, "TORCHINDUCTOR_CACHE_DIR": _cache()},
-        )  # fmt: skip
-        try:
-            out, said = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            return EndToEnd("failed", entry, f"the script did not end within {seconds:g} s")
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # with the ranks that it has left behind
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+        code, out, errors = run_alone(path, Path(folder), seconds, _cache())
+    if code is None:
+        return EndToEnd("failed", entry, f"the script did not end within {seconds:g} s")
     lines = out.strip().splitlines()
-    if process.returncode in (0, 1) and len(lines) > 1:
-        return EndToEnd("shown" if process.returncode == 1 else "right", entry, lines[-1], tuple(lines[1:-1]))
-    why = lines if process.returncode == 2 else said.strip().splitlines()
-    return EndToEnd("failed", entry, (why[-1] if why else f"the script ended with {process.returncode}")[:MAX_DETAIL])
+    if code in (0, 1) and len(lines) > 1:
+        return EndToEnd("shown" if code == 1 else "right", entry, lines[-1], tuple(lines[1:-1]))
+    why = lines if code == 2 else errors.strip().splitlines()
+    return EndToEnd("failed", entry, (why[-1] if why else f"the script ended with {code}")[:MAX_DETAIL])
 
 
-def _cache() -> str:
-    """Where Inductor keeps compiled headers of C++, which take most of the time of the first kernel."""
-    return os.environ.get("TORCHINDUCTOR_CACHE_DIR") or str(
-        Path(tempfile.gettempdir()) / f"tcverify_inductor_{os.getuid()}"
-    )
+def _cache() -> Path:
+    """Where trials share what Inductor compiles."""
+    known = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    return Path(known or Path(tempfile.gettempdir()) / f"tcverify_inductor_{os.getuid()}")
 
 
 __all__ = ["is_subject", "pipeline_of", "run_script", "try_end_to_end"]
