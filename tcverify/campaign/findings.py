@@ -49,12 +49,14 @@ class FailedProgram:
 
 
 def tried_end_to_end(case: Counterexample, plan: CampaignPlan) -> Counterexample:
-    """The case with what the public API makes of it, written again; as it is where nobody asks for that.
+    """The case with what the public API makes of it, written again; as it is where nobody asks for that, and of hygiene.
 
     Raises:
         UsageError: it cannot be written.
     """
-    told = plan.end_to_end(case) if plan.end_to_end is not None else None
+    if plan.end_to_end is None or case.finding.severity != "error":
+        return case
+    told = plan.end_to_end(case)
     if told is None:
         return case
     case = replace(case, end_to_end=told)

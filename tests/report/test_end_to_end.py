@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare_pass
 from tcverify.campaign import Campaign, CampaignPlan, FindingFound
+from tcverify.campaign.findings import tried_end_to_end
 from tcverify.cases.counterexample import (
     FILE_NAME,
     Counterexample,
@@ -91,6 +92,14 @@ def test_a_campaign_tries_what_it_keeps(tmp_path: Path) -> None:
     cases = [event.counterexample for event in told if isinstance(event, FindingFound)]
     assert [case.end_to_end for case in cases if case.finding.severity == "error"] == [SHOWN]
     assert read_counterexample(tmp_path / "reports" / found.id / FILE_NAME).end_to_end == SHOWN
+
+
+def test_hygiene_is_not_tried(tmp_path: Path) -> None:
+    found = case("wrong-value")
+    hygiene = replace(found, finding=replace(found.finding, severity="hygiene"))
+    plan = campaign(tmp_path, lambda _: SHOWN, []).plan
+    assert tried_end_to_end(hygiene, plan) is hygiene
+    assert tried_end_to_end(found, plan).end_to_end == SHOWN
 
 
 def test_an_interrupt_of_the_trial_loses_no_finding(tmp_path: Path) -> None:
