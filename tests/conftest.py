@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import torch
@@ -19,13 +20,17 @@ UNTIL = "TCVERIFY_TESTS_UNTIL"
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Callable[[int], ProcessGroupPool]]:
-    """Gives the gloo pool of a world size: `pool(2)`. Pools live until the end of the session; do not break them."""
+    """Gives the pool of a world size: `pool(2)`. Pools live until the end of the session; do not break them.
+
+    Ranks compute on TCVERIFY_TESTS_DEVICE: "cpu" unless it says "cuda".
+    """
+    device: Any = os.environ.get("TCVERIFY_TESTS_DEVICE", "cpu")
     pools: dict[int, ProcessGroupPool] = {}
     with ExitStack() as stack:
 
         def get(world_size: int) -> ProcessGroupPool:
             if world_size not in pools:
-                pools[world_size] = stack.enter_context(ProcessGroupPool(world_size, timeout=60))
+                pools[world_size] = stack.enter_context(ProcessGroupPool(world_size, device=device, timeout=60))
             return pools[world_size]
 
         yield get

@@ -18,43 +18,33 @@ def has_gloo() -> bool:
     return dist.is_available() and dist.is_gloo_available()
 
 
-def has_nccl() -> bool:
-    """Whether this torch supports process groups on CUDA devices, and a device is present."""
-    return dist.is_available() and dist.is_nccl_available() and torch.cuda.is_available()
-
-
 def require_backend(confirm: str, option: str = "--confirm") -> None:
-    """Raise UsageError unless this machine supports the process group ("gloo", "nccl" or "none") that an option asks for."""
+    """Raise UsageError unless this machine has the process group ("gloo", "cuda", "nccl" or "none") that an option asks for."""
     if confirm == "gloo" and not has_gloo():
         raise UsageError(
             "this torch is built without gloo", f"use {option} none (lockstep only), or install a torch with gloo"
         )
-    if confirm == "nccl" and not has_nccl():
-        raise UsageError("there is no CUDA device with NCCL", f"use {option} gloo, which runs on the CPU")
+    if confirm in ("cuda", "nccl") and not torch.cuda.is_available():
+        raise UsageError("there is no CUDA device", f"use {option} gloo, which runs on the CPU")
 
 
 def facts() -> dict[str, str]:
     """Return the capabilities of this machine by name."""
-    nccl = (
-        f"available, {torch.cuda.device_count()} CUDA devices"
-        if has_nccl()
-        else "no CUDA device, or not built into this torch"
-    )
     return {
         **collect_versions(),
         "cores": str(len(os.sched_getaffinity(0))),
         "gloo": "available" if has_gloo() else "not built into this torch",
-        "nccl": nccl,
-        "streams": _streams(),
+        "cuda": _cuda(),
     }
 
 
-def _streams() -> str:
-    """Where the streams of lowered programs can run."""
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not devices:
-        return "in lockstep only: no CUDA device"
-    return f"in lockstep and on CUDA streams; NCCL connects up to {devices if has_nccl() else 0} ranks, gloo more"
+def _cuda() -> str:
+    """Which CUDA devices there are, and what `--confirm cuda` does with them."""
+    if not torch.cuda.is_available():
+        return "no device, or not built into this torch"
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    nccl = f"NCCL for up to {len(names)} ranks" if dist.is_nccl_available() else "no NCCL in this torch"
+    return f"{', '.join(names)}; {nccl}, gloo for more, which share devices"
 
 
 def try_collective() -> str | None:
@@ -74,4 +64,4 @@ def try_collective() -> str | None:
     return None
 
 
-__all__ = ["facts", "has_gloo", "has_nccl", "require_backend", "try_collective"]
+__all__ = ["facts", "has_gloo", "require_backend", "try_collective"]

@@ -94,7 +94,7 @@ def _checks(text: str) -> list[str] | None:
 
 
 confirm = click.option(
-    "--confirm", metavar="[gloo|nccl|none]", callback=_executor, default="gloo", show_default=True,
+    "--confirm", metavar="[gloo|cuda|nccl|none]", callback=_executor, default="gloo", show_default=True,
     shell_complete=completing(lambda: (*EXECUTORS, "none")),
     help="Process group that runs the programs that lockstep does not refute.",
 )  # fmt: skip

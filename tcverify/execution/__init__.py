@@ -19,7 +19,7 @@ from tcverify.execution.named_executors import (
 )
 from tcverify.execution.process_group.pool import ProcessGroupPool
 from tcverify.execution.rounding import Noise, rounding_noise
-from tcverify.execution.streams.cuda_ranks import explore_on_cuda
+from tcverify.execution.streams.cuda_streams import explore_on_cuda
 from tcverify.execution.streams.exploration import Exploration, StreamOrder, explore
 from tcverify.execution.streams.observations import Event
 from tcverify.registry.executors import MAX_RANKS

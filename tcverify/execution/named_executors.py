@@ -6,10 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import torch
+
 from tcverify.errors import UsageError
 from tcverify.execution.executor import Executor
 from tcverify.execution.process_group.pool import ProcessGroupPool
 from tcverify.execution.process_group.torchrun import StoreGroup
+from tcverify.execution.process_group.worker import backend_of
 from tcverify.registry import executors as named
 from tcverify.registry.extensions import require_new
 from tcverify.registry.registry import Registry
@@ -21,8 +24,23 @@ Maker = Callable[[int], Executor]
 EXECUTORS: Registry[Maker] = named.EXECUTORS
 
 over_gloo = ProcessGroupPool
-over_nccl = partial(ProcessGroupPool, device="cuda")
+over_cuda = partial(ProcessGroupPool, device="cuda")
 over_torchrun = partial(ProcessGroupPool, start_group=StoreGroup)
+
+
+def over_nccl(world_size: int) -> ProcessGroupPool:
+    """Ranks with a CUDA device each.
+
+    Raises:
+        UsageError: there are not as many.
+    """
+    if backend_of("cuda", world_size) != "nccl":
+        what = (
+            f"NCCL wants a CUDA device for each of {world_size} ranks, and this machine has {torch.cuda.device_count()}"
+        )
+        raise UsageError(what, "use --confirm cuda, by which ranks may share a device")
+    return over_cuda(world_size)
+
 
 _PROTOCOL = "an executor has a name and the methods run, compare and start_comparison: see tcverify.Executor"
 

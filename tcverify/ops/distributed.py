@@ -78,6 +78,11 @@ def _new_group(members: tuple[int, ...], label: str | None) -> Any:
     return made
 
 
+#: What gloo knows of tensors on CUDA devices; it copies them to the host itself. All else is copied here.
+_GLOO_ON_CUDA = frozenset(
+    {"all_reduce", "all_gather", "all_to_all", "broadcast", "barrier", "gather", "scatter", "reduce"}
+)
+
 #: Waits for a collective in flight, and returns its result.
 Finish: TypeAlias = Callable[[], torch.Tensor]
 
@@ -122,8 +127,16 @@ def start_collective(
     named_pair = call.kind == "send_recv" and call.group is not None
     everybody = tuple(range(dist.get_world_size()))
     group = process_group(everybody) if named_pair else process_group(call.communicator, call.group)
+    if tensor.is_cuda and call.kind not in _GLOO_ON_CUDA and dist.get_backend(group) == "gloo":
+        return _through_host(call, tensor)
     # The copy is the communication's own: what the program writes into its operand later does not reach it.
     return _start(call, tensor.clone(memory_format=torch.contiguous_format), group)
+
+
+def _through_host(call: Collective, tensor: torch.Tensor) -> Finish:
+    staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    finish = start_collective(call, staged.copy_(tensor))
+    return lambda: finish().to(tensor.device)
 
 
 def _start(call: Collective, contribution: torch.Tensor, group: dist.ProcessGroup) -> Finish:

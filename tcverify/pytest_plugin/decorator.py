@@ -87,8 +87,8 @@ def verifies(
         contract: what the passes promise: a `Contract`, or promises by name that change what they declare.
         pass_options: keyword arguments of the passes' constructors, or of the functions.
         checks: names of the checks to apply; default all.
-        confirm: "gloo", "nccl" or "none": the process group that runs the programs that lockstep does not refute; default from
-            `--tcverify-confirm`.
+        confirm: "gloo", "cuda", "nccl" or "none": the process group that runs the programs that lockstep does not refute;
+            default from `--tcverify-confirm`.
         domain: "float64", "native" or "exact": the number domain that values are judged in (see `verify`); default from
             `--tcverify-domain`.
         hostile: "metadata" draws programs whose metadata is missing or wrong, as `tcverify run --hostile metadata`.

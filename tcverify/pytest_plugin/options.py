@@ -12,7 +12,7 @@ import pytest
 from tcverify.registry.choices import DOMAINS, DomainName, Word
 from tcverify.system.configuration import configuration
 
-CONFIRM = ("gloo", "nccl", "none")  # and those that extensions register
+CONFIRM = ("gloo", "cuda", "nccl", "none")  # and those that extensions register
 PROFILES = ("dev", "ci", "nightly")
 
 #: Where earlier failures and programs in flight are kept, from the root directory: a directory per item.
@@ -31,7 +31,7 @@ class Options:
     """What the user asks for.
 
     Attributes:
-        confirm: "gloo", "nccl", "none" or the name of a registered executor.
+        confirm: "gloo", "cuda", "nccl", "none" or the name of a registered executor.
         domain: "float64", "native" or "exact".
         profile: "dev", "ci" or "nightly".
         report_dir: where counterexamples are written, absolute.

@@ -11,6 +11,7 @@ from tcverify.registry.registry import Registry
 EXECUTORS: Registry[Callable[[int], Any]] = Registry(
     {
         "gloo": "tcverify.execution.named_executors:over_gloo",
+        "cuda": "tcverify.execution.named_executors:over_cuda",
         "nccl": "tcverify.execution.named_executors:over_nccl",
         "torchrun": "tcverify.execution.named_executors:over_torchrun",
     }

@@ -203,7 +203,7 @@ def verify_in_steps(
             facts=subject.facts, contract=contract,
         )  # fmt: skip
     lockstep = Lockstep(contract.collectives == "conservative")
-    on_device = deep and confirm is not None and confirm.name == "nccl"
+    on_device = deep and confirm is not None and confirm.name.endswith("on CUDA")
     request = EvidenceRequest(baseline, lockstep, checks, domain, deep, on_device)
     judged = _judge(pair, contract, request, clock)
     if judged.findings and pair.original.unknown and pair.rewritten is not None:

@@ -9,6 +9,7 @@ import torch
 
 from tcverify.errors import ExecutorError, ProgramError, UnsupportedOp, UsageError
 from tcverify.execution import Lockstep, ProcessGroupPool, compare_ranks, digest
+from tcverify.execution.named_executors import make_executor
 from tcverify.execution.process_group.pool import WINDOW_BYTES
 from tcverify.program import (
     PARTIAL,
@@ -386,9 +387,17 @@ def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, Any], mes
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_nccl_without_a_device_says_so() -> None:
-    with ProcessGroupPool(2, device="cuda") as cuda, pytest.raises(ExecutorError, match=r"nccl|no CUDA device"):
+def test_cuda_without_a_device_says_so() -> None:
+    with ProcessGroupPool(2, device="cuda") as cuda, pytest.raises(ExecutorError, match="no CUDA device"):
         cuda.run(norm(rewritten=False))
+
+
+def test_nccl_refuses_ranks_without_a_device_of_their_own() -> None:
+    with pytest.raises(
+        UsageError, match=r"NCCL wants a CUDA device for each of 64 ranks, and this machine has \d"
+    ) as refused:
+        make_executor("nccl", 64)
+    assert refused.value.hint == "use --confirm cuda, by which ranks may share a device"
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
@@ -396,6 +405,6 @@ def test_nccl_agrees_with_lockstep() -> None:
     program = norm(rewritten=True)
     with ProcessGroupPool(2, device="cuda") as cuda:
         run = cuda.run(program)
-    assert run.executor == "nccl"
+    assert run.executor == "nccl on CUDA"
     for before, after in zip(Lockstep().run(program).ranks, run.ranks, strict=True):
         assert torch.allclose(before.outputs[0], after.outputs[0], rtol=1e-12)

@@ -327,7 +327,7 @@ def test_references_on_the_command_line(tmp_path: Path) -> None:
         (["--checks", "own_check.py:no_more"], "own_check.py has no check 'no_more'"),
         (["--checks", "own_check.py:Finding,nope"], "there is no check 'nope'"),
         (["--extension", "own_chek.py"], "extension 'own_chek.py': there is no file"),
-        (["--confirm", "recording"], "'recording' is not one of 'gloo', 'nccl', 'torchrun', 'none'"),
+        (["--confirm", "recording"], "'recording' is not one of 'gloo', 'cuda', 'nccl', 'torchrun', 'none'"),
     ],
 )
 def test_references_that_lead_nowhere(

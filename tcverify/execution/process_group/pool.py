@@ -14,7 +14,7 @@ from tcverify.execution.interpreter import RankResult
 from tcverify.execution.plan import check_supported, plans_of
 from tcverify.execution.process_group.messages import Reply, encode_go, encode_request
 from tcverify.execution.process_group.processes import RankGroup, RankGroupProtocol, RankLost, choose_core, name_ranks
-from tcverify.execution.process_group.worker import DeviceType
+from tcverify.execution.process_group.worker import DeviceType, backend_of
 from tcverify.program import Program, program_id
 from tcverify.registry.extensions import list_extension_state
 
@@ -49,7 +49,7 @@ class Ticket:
 
 
 class ProcessGroupPool:
-    """An executor on a real process group: gloo on the CPU, NCCL on CUDA devices.
+    """An executor on a real process group: gloo on the CPU; on CUDA devices NCCL, or gloo where ranks share a device.
 
     The ranks start at the first use and live until `close`; after any failure (a rank dies, a collective fails, the time
     limit is reached) all of them are killed, and the next use starts new ones. Not thread-safe.
@@ -78,10 +78,10 @@ class ProcessGroupPool:
         if world_size < 1:
             raise UsageError(f"a process group of {world_size} ranks cannot be")
         if device not in get_args(DeviceType):
-            raise UsageError(f"'{device}' is not a device of process groups", "use cpu (gloo) or cuda (nccl)")
+            raise UsageError(f"'{device}' is not a device of process groups", "use cpu or cuda")
         if not 0 < timeout <= 86400:
             raise UsageError(f"a time-out of {timeout} s is not between 0 and 86400 s")
-        self.name = "nccl" if device == "cuda" else "gloo"
+        self.name = backend_of(device, world_size) + (" on CUDA" if device == "cuda" else "")
         self.world_size = world_size
         self.timeout = timeout
         self._device = device

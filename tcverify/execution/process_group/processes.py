@@ -20,7 +20,7 @@ import torch.distributed as dist
 from tcverify.errors import ExecutorError, UsageError
 from tcverify.execution.process_group import worker
 from tcverify.execution.process_group.messages import Reply, decode_reply
-from tcverify.execution.process_group.worker import DeviceType
+from tcverify.execution.process_group.worker import DeviceType, backend_of
 from tcverify.registry.extensions import extensions_here, list_extension_state
 from tcverify.system import end_process, limit_blocking, scratch, start_process
 
@@ -86,7 +86,7 @@ class RankGroup:
     """
 
     def __init__(self, world_size: int, device: DeviceType, core: int | None, timeout: float) -> None:
-        _check_backend(device)
+        _check_backend(device, world_size)
         self.directory = scratch.new_directory("group")
         self.extensions = list_extension_state()
         self._ranks: list[_Rank] = []
@@ -229,10 +229,9 @@ def _end(ranks: list[_Rank], directory: str, owner: int) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _check_backend(device: DeviceType) -> None:
-    available = dist.is_available() and (dist.is_nccl_available() if device == "cuda" else dist.is_gloo_available())
-    if not available:
-        backend = "nccl" if device == "cuda" else "gloo"
+def _check_backend(device: DeviceType, world_size: int) -> None:
+    backend = backend_of(device, world_size)
+    if not dist.is_available() or not dist.is_backend_available(backend):
         raise ExecutorError(f"this torch is built without {backend}", "install one that has it, or stay in lockstep")
     if device == "cuda" and not torch.cuda.is_available():
         raise ExecutorError("there is no CUDA device", "use gloo, which runs on the CPU")

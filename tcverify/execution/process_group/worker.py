@@ -19,12 +19,13 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch.utils import _pytree as pytree
 
 from tcverify.errors import ProgramError, UnsupportedOp
 from tcverify.execution.asynchrony import Join, PendingCollective
 from tcverify.execution.compare import compare_native, compare_ranks
-from tcverify.execution.interpreter import RankResult, rank_inputs, run_rank
-from tcverify.execution.plan import ExecutionPlan, check_supported, group_name, rank_constants
+from tcverify.execution.interpreter import RankResult, Watch, rank_inputs, run_rank
+from tcverify.execution.plan import ExecutionPlan, PlanStep, check_supported, group_name, rank_constants
 from tcverify.execution.process_group.messages import RankJob, Reply, decode_jobs, encode_reply
 from tcverify.ops.distributed import Finish, join_group, perform, start_collective
 from tcverify.registry.extensions import load_extensions_of
@@ -33,8 +34,14 @@ from tcverify.system import log_to
 #: torch.distributed's own clock is put out of the way: the pool's is the only one, and it names program and ranks.
 _NEVER = timedelta(days=1)
 
-#: What ranks compute on, and so which backend they meet by: gloo or NCCL.
+#: What ranks compute on.
 DeviceType: TypeAlias = Literal["cpu", "cuda"]
+
+
+def backend_of(device: DeviceType, world_size: int) -> Literal["gloo", "nccl"]:
+    """The backend by which ranks meet: NCCL if each has a CUDA device of its own, since it refuses to share one; else gloo."""
+    alone = device == "cuda" and dist.is_nccl_available() and torch.cuda.device_count() >= world_size
+    return "nccl" if alone else "gloo"
 
 
 def main(
@@ -100,8 +107,9 @@ def _join(
     if device == "cuda":
         place = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(place)
-    backend = "nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=_NEVER)
+    dist.init_process_group(
+        backend_of(device, world_size), store=store, rank=rank, world_size=world_size, timeout=_NEVER
+    )
     return place
 
 
@@ -168,11 +176,14 @@ def _run(
     for name in _asynchronous_groups(job.plans):
         join_group(job.sources.mesh.dim(name).group(rank), name, place)
     # A real collective reads here where it starts, and writes at the wait.
-    generator = run_rank(plan, rank, constants, inputs, observe=observe, domain=job.domain, timing="apart")
+    generator = run_rank(
+        plan, rank, constants, inputs, observe=observe, domain=job.domain, timing="apart",
+        watch=None if place.type == "cpu" else _placing(place),
+    )  # fmt: skip
     answer: Any = None
     while True:
         try:
-            with job.domain.running():
+            with place, job.domain.running():
                 node, event = generator.send(answer)
         except StopIteration as stop:
             result: RankResult = stop.value
@@ -197,6 +208,15 @@ def _run(
         except Exception as error:
             raise _failed(str(one.collective), one.node, error) from error
     return result
+
+
+def _placing(place: torch.device) -> Watch:
+    """Bring to the device what a graph holds itself, or makes of nothing."""
+
+    def placed(step: PlanStep, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(place), value)
+
+    return placed
 
 
 def _asynchronous_groups(plans: list[ExecutionPlan]) -> list[str]:

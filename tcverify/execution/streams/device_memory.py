@@ -9,7 +9,7 @@ memory that an op computes into never leaves its stream, so reusing it is sound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
@@ -21,12 +21,9 @@ from tcverify.execution.plan import known_constant
 from tcverify.execution.streams.issue import IssuedRank, whole_storage
 from tcverify.execution.streams.memory import poison, write
 from tcverify.execution.streams.queues import INPUTS, StreamOp
-from tcverify.ops import Collective
+from tcverify.ops import Request, Start
 from tcverify.ops.leaves import leaves
 from tcverify.program.graph import RankConstant, Slot
-
-#: Carries out one rank's side of a collective; returns a fresh tensor on the device of its operand.
-Transport = Callable[[Collective, torch.Tensor], torch.Tensor]
 
 
 class DeviceMemory:
@@ -36,10 +33,10 @@ class DeviceMemory:
         values: of every slot: tensors in their places, with the storage sharing of the run in issue order.
     """
 
-    def __init__(self, issued: IssuedRank, device: torch.device, transport: Transport) -> None:
+    def __init__(self, issued: IssuedRank, device: torch.device) -> None:
         self.issued = issued
         self.values: list[Any] = []
-        self._transport = transport
+        self._device = device
         self._first = len(issued.plan.placeholders)
         self._wholes: dict[int, torch.Tensor] = {}  # by storage
         self._contents: dict[int, torch.Tensor] = {}  # of the storages that exist before the first op
@@ -89,8 +86,11 @@ class DeviceMemory:
             known = storage in self._contents and not late
             whole.copy_(self._contents[storage] if known else self._poison[storage])
 
-    def compute(self, op: StreamOp) -> list[torch.Tensor]:
-        """Do what an op does but for writing its fresh results, which are returned, by position in its value."""
+    def compute(self, op: StreamOp) -> Generator[Request | Start, torch.Tensor | None, list[torch.Tensor]]:
+        """Do what an op does but for writing its fresh results, which are returned, by position in its value.
+
+        Yields what the op asks of collectives, and is sent their results.
+        """
         for slot, source in op.copies:
             self.values[slot].copy_(self.values[source])
         if op.step is None:
@@ -104,15 +104,21 @@ class DeviceMemory:
             return found
         args, kwargs = fill_arguments(step, self.values, self._fill)
         if not step.op.collective:
-            return leaves(step.run(*args, **kwargs), torch.Tensor)
+            with self._device:
+                return leaves(step.run(*args, **kwargs), torch.Tensor)
         steps = step.run(self.issued.rank, *args, **kwargs)
         answer: torch.Tensor | None = None
         while True:
             try:
-                request = next(steps) if answer is None else steps.send(answer)
+                with self._device:
+                    asked = steps.send(answer)
             except StopIteration as stop:
                 return leaves(stop.value, torch.Tensor)
-            answer = self._transport(request.collective, request.tensor)
+            answer = yield asked
+            if isinstance(asked, Start):
+                assert answer is not None
+                asked.output.copy_(answer.view(asked.output.shape))
+                answer = None
 
     def store(self, op: StreamOp, results: list[torch.Tensor]) -> None:
         """Write the fresh results of an op to their places."""
@@ -136,4 +142,4 @@ class DeviceMemory:
         )
 
 
-__all__ = ["DeviceMemory", "Transport"]
+__all__ = ["DeviceMemory"]

@@ -33,6 +33,9 @@ SYSTEMATIC_OPS = 40
 MOST_OPS = 20_000
 
 
+#: (place, False) is the begin of an op, (place, True) its end.
+Half: TypeAlias = tuple[Place, bool]
+
 #: Kinds of orders; see `StreamOrder`.
 OrderKind: TypeAlias = Literal["issue", "random", "starve", "rush", "early"]
 
@@ -134,7 +137,7 @@ def explore(
     reference = run if reference is None or not reference.finished else reference
     streams = SimulatedStreams(issued, reference.ranks)
     found = Exploration(streams=[{op.node: op.stream for op in rank.ops} for rank in issued])
-    whole = _Whole(issued)
+    whole = Precedence(issued)
     chosen = list(few_orders(issued, seed) if orders is None else orders)
     if systematic and all(len(rank.ops) <= SYSTEMATIC_OPS for rank in issued):
         chosen += early_orders(issued)
@@ -175,7 +178,7 @@ def _renamed(ops: Sequence[StreamOp]) -> Iterator[StreamOp]:
         yield op
 
 
-def _priority(order: StreamOrder, issued: Sequence[IssuedRank], whole: _Whole) -> Priority:
+def _priority(order: StreamOrder, issued: Sequence[IssuedRank], whole: Precedence) -> Priority:
     if order.kind == "issue":
         return lambda place, ends: place[1]
     if order.kind == "random":
@@ -198,8 +201,8 @@ def _priority(order: StreamOrder, issued: Sequence[IssuedRank], whole: _Whole) -
     return by_stream
 
 
-class _Whole:
-    """What has to happen before what, over all ranks: (place, False) is the begin of an op, (place, True) its end."""
+class Precedence:
+    """What has to happen before what, over all ranks."""
 
     def __init__(self, issued: Sequence[IssuedRank]) -> None:
         self._issued = issued
@@ -217,9 +220,9 @@ class _Whole:
                     if member != rank and i < len(theirs):
                         peers.add((member, theirs[i]))
 
-    def needs(self, place: Place, *, ends: bool) -> set[tuple[Place, bool]]:
+    def needs(self, place: Place, *, ends: bool) -> set[Half]:
         """All that happens before an op begins, or ends, in every order."""
-        found: set[tuple[Place, bool]] = set()
+        found: set[Half] = set()
         stack = [(place, ends)]
         while stack:
             (rank, number), end = stack.pop()
@@ -259,4 +262,14 @@ def _conflict(first: StreamOp, second: StreamOp) -> bool:
     )
 
 
-__all__ = ["MOST_OPS", "SYSTEMATIC_OPS", "Exploration", "StreamOrder", "early_orders", "explore", "few_orders"]
+__all__ = [
+    "MOST_OPS",
+    "SYSTEMATIC_OPS",
+    "Exploration",
+    "Half",
+    "Precedence",
+    "StreamOrder",
+    "early_orders",
+    "explore",
+    "few_orders",
+]

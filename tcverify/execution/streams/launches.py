@@ -7,21 +7,25 @@ one cannot tell a device which stream to run next, but a stream that sleeps lets
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-from tcverify.errors import UsageError
-from tcverify.execution.streams.exploration import StreamOrder
+from tcverify.errors import InternalError, UsageError
+from tcverify.execution.streams.exploration import Half, Precedence, StreamOrder
+from tcverify.execution.streams.issue import IssuedRank
 from tcverify.execution.streams.queues import StreamOp
 from tcverify.program.stream_options import MAIN_STREAM
 
 #: Shortest delay. The host needs some 10 µs to issue an op: what it issues meanwhile overtakes the op that sleeps.
-SHORTEST_S = 0.005
+SHORTEST_S = 0.001
 #: Most that all delays of one order take together, where the shortest ones do not take more.
 MOST_S = 2.0
 #: Share of the ops that a random order holds back.
 HELD_SHARE = 0.3
+
+#: A rank, the number of an op in its issue order, and a part of that op.
+Point: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,86 +33,128 @@ class Launch:
     """One item that the host issues to a stream.
 
     Attributes:
-        op: number of the op in issue order.
-        part: "run"; a collective comes in two, "enter" (it reads and communicates) and "leave" (it writes its result).
-        waits: ops of other streams whose events the stream waits for first.
+        rank: whose op it is.
+        op: number of the op in the issue order of its rank.
+        part: 0 for a whole op. An op that calls n collectives has n + 1 parts: each ends where the op enters the next collective,
+            and each but the first begins with the result of one.
+        stream: the rank's stream.
+        waits: the parts on other streams that must be complete first.
+        members: of the collective whose result it begins with: the parts in which its members entered it, in group order.
         delay_s: its delay, after the waits.
         event: whether an event that other streams wait for is recorded after it.
     """
 
+    rank: int
     op: int
-    part: Literal["run", "enter", "leave"]
+    part: int
     stream: int
-    waits: tuple[int, ...]
-    delay_s: float
-    event: bool
+    waits: tuple[Point, ...] = ()
+    members: tuple[Point, ...] = ()
+    delay_s: float = 0.0
+    event: bool = False
+
+    @property
+    def point(self) -> Point:
+        return self.rank, self.op, self.part
 
 
-def launches(ops: Sequence[StreamOp], held: Collection[int] = (), delay_s: float = 0.0) -> list[Launch]:
-    """Plan the launches of a rank.
+def launches(issued: Sequence[IssuedRank], held: Collection[Half] = (), delay_s: float = 0.0) -> list[Launch]:
+    """Plan the launches of all ranks, which share a device.
 
     Args:
-        ops: in issue order.
-        held: numbers of the ops that are delayed, each by `delay_s`. A collective is delayed twice: before it reads, and before
-            it writes, since one that is staged through the host stops the host in between.
+        held: what is delayed, each time by `delay_s`: the begin of an op, and for collectives also its end.
     """
-    waits = [tuple(before for before in op.after if ops[before].stream != op.stream) for op in ops]
-    marked = {before for befores in waits for before in befores}
-    plan = []
-    for number, op in enumerate(ops):
-        delay = delay_s if number in held else 0.0
-        event = number in marked
-        if op.communicators:
-            plan.append(Launch(number, "enter", op.stream, waits[number], delay, False))
-            plan.append(Launch(number, "leave", op.stream, (), delay, event))
-        else:
-            plan.append(Launch(number, "run", op.stream, waits[number], delay, event))
-    return plan
+    ranks = [one.ops for one in issued]
+    entered = _members(ranks)
+    found: list[Launch] = []
+    for rank, number, part in _host_order(ranks, entered):
+        op = ranks[rank][number]
+        members = entered.get((rank, number, part), ())
+        waits = tuple(member for member in members if member[0] != rank)
+        if not part:
+            others = (before for before in op.after if ranks[rank][before].stream != op.stream)
+            waits = tuple((rank, before, len(ranks[rank][before].communicators)) for before in others)
+        delay = delay_s if ((rank, number), part > 0) in held else 0.0
+        found.append(Launch(rank, number, part, op.stream, waits, members, delay))
+    return _marked(found)
 
 
-def in_one_stream(ops: Sequence[StreamOp]) -> list[Launch]:
-    """Plan the launches of a rank that has no streams: all ops one after the other on the main one."""
-    return [Launch(number, "run", MAIN_STREAM, (), 0.0, False) for number in range(len(ops))]
+def in_one_stream(issued: Sequence[IssuedRank]) -> list[Launch]:
+    """Plan the launches of ranks that have one stream each, so that only collectives wait."""
+    plan = [replace(one, stream=MAIN_STREAM, waits=one.waits if one.part else ()) for one in launches(issued)]
+    return _marked(plan)
 
 
-def held_back(order: StreamOrder, ops: Sequence[StreamOp], rank: int = 0) -> frozenset[int]:
-    """Return the numbers of the ops of a rank that an order holds back.
+def _marked(plan: Sequence[Launch]) -> list[Launch]:
+    """The launches with the events that others wait for."""
+    marked = {point for launch in plan for point in launch.waits}
+    return [replace(launch, event=launch.point in marked) for launch in plan]
+
+
+def _members(ranks: Sequence[Sequence[StreamOp]]) -> dict[Point, tuple[Point, ...]]:
+    """By the part that begins with the result of a collective, the parts in which its members entered it, in group order.
+
+    Calls of a communicator meet in the order in which each member issues them.
+    """
+    calls: dict[tuple[tuple[int, ...], int], list[Point]] = {}
+    for rank, ops in enumerate(ranks):
+        for number, op in enumerate(ops):
+            for part, communicator in enumerate(op.communicators):
+                calls.setdefault((communicator, rank), []).append((rank, number, part))
+    found: dict[Point, tuple[Point, ...]] = {}
+    for (communicator, _), own in calls.items():
+        for (rank, number, part), *members in zip(own, *(calls[communicator, m] for m in communicator), strict=True):
+            found[rank, number, part + 1] = tuple(members)
+    return found
+
+
+def _host_order(ranks: Sequence[Sequence[StreamOp]], entered: Mapping[Point, tuple[Point, ...]]) -> list[Point]:
+    """All parts, those of a rank in issue order, and the end of a collective after all members have entered it."""
+    parts = [
+        [(r, n, p) for n, op in enumerate(ops) for p in range(len(op.communicators) + 1)] for r, ops in enumerate(ranks)
+    ]
+    found: dict[Point, None] = {}
+    while any(parts):
+        before = len(found)
+        for own in parts:
+            while own and all(member in found for member in entered.get(own[0], ())):
+                found[own.pop(0)] = None
+        if len(found) == before:
+            raise InternalError("ranks that ran to their end wait for each other where they issue")
+    return list(found)
+
+
+def held_back(order: StreamOrder, issued: Sequence[IssuedRank]) -> frozenset[Half]:
+    """Return what an order holds back: begins of ops, and ends of collectives.
 
     Raises:
         UsageError: an order of an unknown kind.
     """
-    numbers = range(len(ops))
+    places = [(one.rank, number) for one in issued for number in range(len(one.ops))]
+    streams = {(one.rank, number): op.stream for one in issued for number, op in enumerate(one.ops)}
     if order.kind == "issue":
         return frozenset()
-    if order.kind == "starve":
-        return frozenset(n for n in numbers if ops[n].stream == order.stream)
-    if order.kind == "rush":
-        return frozenset(n for n in numbers if ops[n].stream != order.stream)
+    if order.kind in ("starve", "rush"):
+        starved = order.kind == "starve"
+        return frozenset((p, end) for p in places if (streams[p] == order.stream) == starved for end in (False, True))
     if order.kind == "random":
-        draw = random.Random(f"{order.seed}, rank {rank}")
-        return frozenset(n for n in numbers if draw.random() < HELD_SHARE)
+        draw = random.Random(order.seed)
+        return frozenset((p, end) for p in places for end in (False, True) if draw.random() < HELD_SHARE)
     if order.kind == "early":
-        if order.rank != rank:
-            return frozenset()
-        needed: set[int] = set()
-        stack = [order.op]
-        while stack:
-            number = stack.pop()
-            if number not in needed:
-                needed.add(number)
-                stack.extend(ops[number].after)
-        return frozenset(numbers) - needed
+        target = order.rank, order.op
+        needed = Precedence(issued).needs(target, ends=False) | {(target, False), (target, True)}
+        return frozenset((p, end) for p in places for end in (False, True) if (p, end) not in needed)
     raise UsageError(f"there is no order '{order.kind}'", "orders are issue, random, starve, rush and early")
 
 
 def delay_seconds(issue_s: float, held: int) -> float:
-    """Return the delay of each op: longer than the host needs for the program, with a bounded sum.
+    """Return the delay of each launch: longer than the host needs for the program, with a bounded sum.
 
     Args:
         issue_s: seconds that the program takes without delays.
-        held: number of delayed ops.
+        held: number of delayed launches.
     """
     return max(SHORTEST_S, min(2 * issue_s, MOST_S / max(held, 1)))
 
 
-__all__ = ["Launch", "delay_seconds", "held_back", "in_one_stream", "launches"]
+__all__ = ["Launch", "Point", "delay_seconds", "held_back", "in_one_stream", "launches"]

@@ -6,27 +6,22 @@ What can begin earliest goes first, and of those what was issued first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
 from tcverify.errors import InternalError
-from tcverify.execution.streams.launches import Launch
+from tcverify.execution.streams.launches import Launch, Point
 
 
 class QueuedDevice:
-    """A `Device` whose streams run on the CPU, one op at a time, when the host waits for them.
+    """A `Device` whose streams run on the CPU, one op at a time, when the host waits for them."""
 
-    Args:
-        staged: collectives stop the host until they have been entered, as they do that go through it (see `cuda_ranks`).
-    """
-
-    def __init__(self, *, staged: bool = False) -> None:
-        self._staged = staged
+    def __init__(self) -> None:
         self.place = torch.device("cpu")
-        self._queues: dict[int, deque[tuple[float, int, Launch, Callable[[], None]]]] = {}
-        self._clocks: dict[int, float] = {}  # of each stream
-        self._events: dict[int, float | None] = {}  # when each went off; None for those that have not
+        self._queues: dict[tuple[int, int], deque[tuple[float, int, Launch, Callable[[], None]]]] = {}
+        self._clocks: dict[tuple[int, int], float] = {}  # of each stream
+        self._events: dict[Point, float | None] = {}  # when each went off; None for those that have not
         self._host = 0.0
         self._issued = 0
 
@@ -36,26 +31,25 @@ class QueuedDevice:
         Raises:
             InternalError: it waits for an event that was not recorded; CUDA would not wait at all.
         """
-        for op in launch.waits:
-            if op not in self._events:
-                raise InternalError(f"op {launch.op} waits for the event of op {op}, which is not recorded before it")
-        self._queues.setdefault(launch.stream, deque()).append((self._host, self._issued, launch, work))
+        for point in launch.waits:
+            if point not in self._events:
+                raise InternalError(f"{launch.point} waits for the event of {point}, which is not recorded before it")
+        queue = self._queues.setdefault((launch.rank, launch.stream), deque())
+        queue.append((self._host, self._issued, launch, work))
         self._issued += 1
         if launch.event:
-            self._events[launch.op] = None
-        if launch.part == "enter" and self._staged:
-            self.join(launch.stream)
+            self._events[launch.point] = None
 
-    def join(self, stream: int) -> None:
+    def join(self, streams: Iterable[tuple[int, int]]) -> None:
         """See `Device.join`."""
-        while self._queues.get(stream):
-            self._next()
-        self._host = max(self._host, self._clocks.get(stream, 0.0))
+        for stream in streams:
+            while self._queues.get(stream):
+                self._next()
+            self._host = max(self._host, self._clocks.get(stream, 0.0))
 
     def finish(self) -> None:
         """See `Device.finish`."""
-        for stream in list(self._queues):
-            self.join(stream)
+        self.join(list(self._queues))
         self._events.clear()
 
     def _next(self) -> None:
@@ -69,16 +63,16 @@ class QueuedDevice:
         _, _, launch, work = self._queues[stream].popleft()
         self._clocks[stream] = start
         if launch.event:
-            self._events[launch.op] = start
+            self._events[launch.point] = start
         work()
 
-    def _start(self, stream: int) -> float:
+    def _start(self, stream: tuple[int, int]) -> float:
         """When the head of a queue can begin; -1 while it waits for an event that has not gone off."""
         queue = self._queues[stream]
         if not queue:
             return -1.0
         issued, _, launch, _ = queue[0]
-        times = [self._events[op] for op in launch.waits]
+        times = [self._events[point] for point in launch.waits]
         if None in times:
             return -1.0
         return max(issued, self._clocks.get(stream, 0.0), *(t for t in times if t is not None)) + launch.delay_s
