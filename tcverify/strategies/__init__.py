@@ -70,9 +70,13 @@ from tcverify.strategies.wild.programs import WIDTH as WILD_WIDTH
 from tcverify.strategies.wild.programs import decode_wild
 
 
-def decode(mesh: Mesh, choices: bytes) -> Program:
-    """Decode any bytes into a program on `mesh`; `b""` gives the smallest one. Equal arguments give equal programs."""
-    return finish_program(write_program(mesh, *decode_choices(choices)))
+def decode(mesh: Mesh, choices: bytes, times: int = 1) -> Program:
+    """Decode any bytes into a program on `mesh`; `b""` gives the smallest one. Equal arguments give equal programs.
+
+    Args:
+        times: factor of the sizes of activations; see `decode_choices`.
+    """
+    return finish_program(write_program(mesh, *decode_choices(choices, times)))
 
 
 @dataclass(frozen=True, slots=True)

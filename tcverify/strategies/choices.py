@@ -7,7 +7,7 @@ More likely entries occur several times in a table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tcverify.program.inputs import RecipeKind
@@ -163,10 +163,17 @@ _MLP_BLOCK = (MLP, *list(BLOCK.values())[1:])
 _HEADER = tuple(HEADER.values())
 
 
-def decode_choices(choices: bytes) -> tuple[TransformerSetting, tuple[BlockChoices, ...]]:
-    """Decode any `WIDTH` bytes. Missing bytes count as 0, additional ones are ignored."""
+def decode_choices(choices: bytes, times: int = 1) -> tuple[TransformerSetting, tuple[BlockChoices, ...]]:
+    """Decode any `WIDTH` bytes. Missing bytes count as 0, additional ones are ignored.
+
+    Args:
+        times: factor of the length of sequences and of the hidden size, for programs as large as those that run on a device.
+    """
     choices = choices.ljust(WIDTH, b"\0")
     setting = TransformerSetting(*(table[byte % len(table)] for table, byte in zip(_HEADER, choices, strict=False)))
+    if times != 1:
+        sequence = None if setting.sequence is None else (times * setting.sequence[0], times * setting.sequence[1])
+        setting = replace(setting, hidden=times * setting.hidden, sequence=sequence)
     blocks = []
     for number in range(2 * setting.layers):
         start = HEADER_WIDTH + number * BLOCK_WIDTH

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
 
 #: What another one imports.
-PARTS = {"bare", "production_models"}
+PARTS = {"bare", "clock_device", "clock_ops", "clock_profile", "clock_schedules", "clock_tables", "production_models"}
 
 #: Options that make a benchmark small, and regular expressions of what it has to print.
 SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -32,6 +32,10 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
     "limit": (
         "--programs 6 --rounds 1 --world-size 2",
         ("the bare collectives .* 100% on the clock", "pairs, all in flight", "campaign: ", "lockstep", "threaded process group"),
+    ),
+    "gpu_clocks": (
+        "--rehearse",
+        (r"rehearsal on the CPU", r"(?m)^name = \"measured\"", r"\| matrix product \| \d+ ", r"\| all \| 8 \| "),
     ),
     "minimise": ("--nodes 50 --limit 2", ("moves alone +cut down first", "transformer, raises, 4 ranks +pass-raised")),
     "multistream": ("--largest 100", (r"(?m)^chain +100 ", r"(?m)^branching +")),

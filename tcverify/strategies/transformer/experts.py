@@ -98,11 +98,15 @@ LAYERS = 2
 WIDTH = HEADER_WIDTH + LAYERS * (2 * BLOCK_WIDTH + len(FIELDS))
 
 
-def decode_experts(mesh: Mesh, choices: bytes) -> Program:
-    """Decode any bytes into a program of layers with experts."""
+def decode_experts(mesh: Mesh, choices: bytes, times: int = 1) -> Program:
+    """Decode any bytes into a program of layers with experts.
+
+    Args:
+        times: factor of the sizes of activations; see `decode_choices`.
+    """
     choices = choices.ljust(WIDTH, b"\0")
     plain = HEADER_WIDTH + 2 * LAYERS * BLOCK_WIDTH
-    setting, blocks = decode_choices(choices[:plain])
+    setting, blocks = decode_choices(choices[:plain], times)
     rows = [choices[plain + i * len(FIELDS) : plain + (i + 1) * len(FIELDS)] for i in range(LAYERS)]
     found = [
         Experts(*(table[byte % len(table)] for table, byte in zip(FIELDS.values(), row, strict=True))) for row in rows

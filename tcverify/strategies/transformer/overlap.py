@@ -52,10 +52,14 @@ WIDTH = HEADER_WIDTH + 1 + TIMING_WIDTH + RECORDS * RECORD_WIDTH
 MOST_OUTPUTS = 6
 
 
-def decode_overlap(mesh: Mesh, choices: bytes) -> Program:
-    """Decode any bytes into an overlap program, with costs. Parts that do not fit, or are unused, are left out."""
+def decode_overlap(mesh: Mesh, choices: bytes, times: int = 1) -> Program:
+    """Decode any bytes into an overlap program, with costs. Parts that do not fit, or are unused, are left out.
+
+    Args:
+        times: factor of the sizes of activations; see `decode_choices`.
+    """
     choices = choices.ljust(WIDTH, b"\0")
-    setting, _ = decode_choices(choices[:HEADER_WIDTH])
+    setting, _ = decode_choices(choices[:HEADER_WIDTH], times)
     w = begin_program(mesh, replace(setting, degenerate=None))
     rest = choices[HEADER_WIDTH:]
     shape = (w.sequence, setting.hidden)

@@ -52,10 +52,14 @@ RECORD_WIDTH = 4
 WIDTH = HEADER_WIDTH + 1 + INPUTS * INPUT_WIDTH + RECORDS * RECORD_WIDTH
 
 
-def decode_wild(mesh: Mesh, choices: bytes) -> Program:
-    """Decode any bytes into a wild program. Parts that do not fit, or are unused, are left out."""
+def decode_wild(mesh: Mesh, choices: bytes, times: int = 1) -> Program:
+    """Decode any bytes into a wild program. Parts that do not fit, or are unused, are left out.
+
+    Args:
+        times: factor of the sizes of activations; see `decode_choices`.
+    """
     choices = choices.ljust(WIDTH, b"\0")
-    setting, _ = decode_choices(choices[:HEADER_WIDTH])
+    setting, _ = decode_choices(choices[:HEADER_WIDTH], times)
     w = begin_program(mesh, replace(setting, degenerate=None))
     rest = choices[HEADER_WIDTH:]
     values: list[DraftValue] = []
