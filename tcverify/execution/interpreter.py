@@ -163,7 +163,9 @@ def run_rank(
             contents.before(step, args, kwargs)
         try:
             if step.op.collective:
-                value = yield from _collective(step, rank, args, kwargs, result, outstanding, arrived)
+                value = yield from collective_events(
+                    step.name, step.run(rank, *args, **kwargs), result, outstanding, arrived
+                )
             else:
                 value = step.run(*args, **kwargs)
         except UnsupportedOp:
@@ -247,16 +249,21 @@ def fill_arguments(step: PlanStep, values: list[Any], fill: Callable[[Any], Any]
     return args, step.kwargs
 
 
-def _collective(
-    step: PlanStep,
-    rank: int,
-    args: list[Any],
-    kwargs: dict[str, Any],
+def collective_events(
+    node: str,
+    steps: Generator[Any, Any, Any],
     result: RankResult,
     outstanding: Outstanding,
     arrived: Callable[[str, torch.Tensor], None],
 ) -> Generator[tuple[str, Event], Any, Any]:
-    steps = step.run(rank, *args, **kwargs)
+    """Yield what a rank asks for at one call of a collective, and return what the call returns.
+
+    Args:
+        steps: of the op, called with its arguments.
+        result: whose calls it is added to.
+        outstanding: what the rank has started and not waited for.
+        arrived: called with the node and the result when an asynchronous collective has written that.
+    """
     answer: torch.Tensor | None = None
     while True:
         try:
@@ -267,12 +274,12 @@ def _collective(
         if isinstance(asked, Await):
             found = outstanding.take(asked.tensor)
             if found:
-                yield step.name, Join(found)
+                yield node, Join(found)
             continue
-        result.calls.append(CollectiveCall(step.name, asked.collective))
+        result.calls.append(CollectiveCall(node, asked.collective))
         if isinstance(asked, Start):
-            begun = outstanding.start(step.name, asked)
-            begun.finish = partial(arrived, step.name)
-            yield step.name, begun
+            begun = outstanding.start(node, asked)
+            begun.finish = partial(arrived, node)
+            yield node, begun
         else:
-            answer = yield step.name, asked
+            answer = yield node, asked

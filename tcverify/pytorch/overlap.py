@@ -44,7 +44,7 @@ class ScheduleOverlapBucketing(TorchPass):
         pass_ = module.schedule_overlap_bucketing
         told = {name: value for name, value in options.items() if name != "estimates"}
         analytic = filter_known_options(pass_, {"compute_estimator": "analytical"})
-        with _undisturbed(module):
+        with undisturbed(module):
             pass_(
                 gm, **filter_known_options(pass_, told), **analytic,
                 custom_runtime_estimation=_estimate(gm, options["estimates"], module.is_compute_node, bool(analytic)),
@@ -110,7 +110,7 @@ class ManualOverlapBucketing(TorchPass):
         modules = [f"m{number}" for number in range(options["modules"])]
         calls = [node for node in gm.graph.nodes if node.op == "call_function"]
         owner = {node: modules[place * len(modules) // len(calls)] for place, node in enumerate(calls)}
-        with _undisturbed(module):
+        with undisturbed(module):
             pass_(
                 gm, plan_of(modules, options["plan"]),
                 module_stack_fn=lambda node: [(owner[node], torch.nn.Module)] if node in owner else [],
@@ -154,7 +154,7 @@ def plan_of(modules: list[str], plan: str) -> list[list[str] | str]:
 
 
 @contextlib.contextmanager
-def _undisturbed(module: Any) -> Iterator[None]:
+def undisturbed(module: Any) -> Iterator[None]:
     """Reset what earlier programs left in estimates, and answer on behalf of other ranks when they are queried.
 
     Only times of matrix products are queried, which are equal on all ranks here.
@@ -222,4 +222,4 @@ def _bytes(value: torch.Tensor) -> int:
     return value.numel() * value.element_size()
 
 
-__all__ = ["ManualOverlapBucketing", "ScheduleOverlapBucketing", "plan_of"]
+__all__ = ["ManualOverlapBucketing", "ScheduleOverlapBucketing", "plan_of", "undisturbed"]

@@ -173,6 +173,23 @@ def _execute(
             watch=watch, result=result, domain=domain, timing=timing if isinstance(timing, str) else partial(timing, rank),
         )  # fmt: skip
         generators.append(steps)
+    return drive_ranks(run, generators, domain, order_of, conservative)
+
+
+def drive_ranks(
+    run: Run,
+    generators: list[RankGenerator],
+    domain: Domain = FLOAT64,
+    order_of: Order | None = None,
+    conservative: bool = False,
+) -> Run:
+    """Advance generators of all ranks, from `run_rank` or elsewhere, until all have ended or wait forever.
+
+    Args:
+        run: to which the results are added.
+        order_of: of the sums of collectives; by default that of the group.
+        conservative: whether asynchronous collectives block where they start.
+    """
     drive = _Drive(run, generators, order_of, conservative)
     with torch.no_grad(), domain.running():
         drive.all()

@@ -34,7 +34,7 @@ from tcverify.strategies.transformer.sites import pick_recent
 RECORDS, RECORD_WIDTH, HEADER_WIDTH = 10, 7, 5
 WIDTH = HEADER_WIDTH + RECORDS * RECORD_WIDTH
 
-_HIDDEN = (4, 8, 2, 6, 3)
+HIDDEN = (4, 8, 2, 6, 3)
 _KINDS = (
     "none", "collective", "collective", "compute", "scatter", "update", "gather-product", "product-scatter", "gradients",
     "wait", "view", "swap", "scatter", "gather-product", "product-scatter", "update", "collective", "gradients",
@@ -54,7 +54,7 @@ def decode_compiled(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into a functional program. Parts that do not fit are left out."""
     choices = choices.ljust(WIDTH, b"\0")
     head = choices[:HEADER_WIDTH]
-    hidden = _HIDDEN[head[0] % len(_HIDDEN)]
+    hidden = HIDDEN[head[0] % len(HIDDEN)]
     data = ("varying", "partial", "varying", "shard")[head[1] % 4]
     setting = FunctionalSetting("any", 1, hidden, 1 + head[2] % 3, "f32", bool(head[3] % 2), data, 6, head[4])
     w = begin_program(mesh, setting)

@@ -1,0 +1,483 @@
+"""Draws programs for torch.compile, compiles them for a device, runs what comes of it, and judges that; see gpu_compile.py."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import random
+import re
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from tcverify.campaign.patterns import ProgramPattern
+from tcverify.cases.counterexample import read_counterexample
+from tcverify.checks.values.native import native_differences
+from tcverify.errors import TcverifyError, Unsupported
+from tcverify.execution import Comparison, Lockstep, Run, rounding_noise
+from tcverify.execution.asynchrony import TIMINGS
+from tcverify.ops import schema_of
+from tcverify.program import Doubt, Mesh, Program
+from tcverify.pytorch import SUBJECTS, TorchSubject
+from tcverify.pytorch.compiling import compile_graph, example_inputs, inductor, is_compiled
+from tcverify.pytorch.effects import effects_as
+from tcverify.pytorch.end_to_end.pipeline import EAGER_KERNELS, Code, Pipeline
+from tcverify.pytorch.executing import Call, run_calls
+from tcverify.pytorch.findings import TorchFinding, read_findings
+from tcverify.pytorch.functional import functional_copy
+from tcverify.pytorch.groups import groups_of
+from tcverify.pytorch.overlap import undisturbed
+from tcverify.strategies import DECODERS, Decoder, all_meshes
+from tcverify.strategies.draft import NoSite
+from tcverify.strategies.functional import choices, compiled
+
+#: Subjects, the first as often as the others together: what has code generation behind it, or decides on its order.
+NAMES = (
+    "compile", "schedule_overlap_bucketing", "manual_overlap_bucketing", "bucket_collectives", "bucket_all_gather",
+    "bucket_reduce_scatter", "bucket_all_reduce", "comms.sink_waits", "comms.raise_comms",
+    "comms.reorder_compute_for_overlap", "comms.reorder_communication_preserving_peak_memory",
+    "comms.sink_waits_iterative",
+)  # fmt: skip
+
+#: Strategies besides the subject's own.
+OTHERS = ("functional", "compiled", "traced", "bucketing", "data-parallel", "async-tp", "sequence-functional")
+
+#: Sizes that are no multiples of Triton's blocks, and some that are.
+HIDDEN = (8, 33, 130, 257, 5, 520, 64, 4)
+TOKENS = (1, 2, 3, 17, 43)
+
+#: Defects that can be planted.
+PLANTS = ("value", "block", "wait")
+
+#: Where Triton keeps what it has compiled: the variable of this script's processes.
+TRITON_CACHE = "TCVERIFY_TRITON_CACHE"
+
+
+# -------------------------------------------------------------------------------------------------------------- programs
+
+
+def drawn(number: int, planted: str | None = None) -> tuple[TorchSubject, Program]:
+    """The program of a number, with options, and the subject that they are of."""
+    generator = random.Random(number)
+    here = [SUBJECTS[name] for name in NAMES if SUBJECTS[name].here]
+    one = here[0] if planted or generator.random() < 0.5 else generator.choice(here[1:])
+    strategy = generator.choice((one.strategy, one.strategy, *OTHERS))
+    mesh = generator.choice(all_meshes(generator.choice((2, 2, 2, 3, 4))))
+    decoder = DECODERS[strategy]
+    program = next(filter(functional, (decoded(decoder, mesh, generator) for _ in range(100))))
+    options = {} if planted else {name: generator.choice(values) for name, values in one.draws.items()}
+    return one, replace(program, options={**program.options, **options}, labels=(strategy, *program.labels))
+
+
+def decoded(decoder: Decoder, mesh: Mesh, generator: random.Random) -> Program:
+    """A program of larger sizes, or of the usual ones where its values would grow too much."""
+    drawn = generator.randbytes(decoder.width)
+    try:
+        with larger():
+            return decoder.decode(mesh, drawn)
+    except NoSite:
+        return decoder.decode(mesh, drawn)
+
+
+def functional(program: Program) -> bool:
+    """Whether torch.compile can be given its graphs."""
+    try:
+        return all(functional_copy(program.graph_module(rank)) for rank in range(program.world_size))
+    except Unsupported:
+        return False
+
+
+@contextlib.contextmanager
+def larger() -> Iterator[None]:
+    """Draw programs of larger sizes meanwhile."""
+    sizes = {"hidden": HIDDEN, "tokens": TOKENS}
+    with mock.patch.dict(choices.HEADER, sizes), mock.patch.object(compiled, "HIDDEN", HIDDEN):
+        yield
+
+
+# ------------------------------------------------------------------------------------------------------------- compiling
+
+
+@dataclass
+class Seen:
+    """What compiling was seen to do.
+
+    Attributes:
+        ranks: compiled ones.
+        kernels: that were generated for them.
+        acted: how often a pass was called, and changed something.
+        planted: places where a planted defect took effect.
+    """
+
+    ranks: int = 0
+    kernels: int = 0
+    called: int = 0
+    acted: int = 0
+    planted: int = 0
+
+
+def pipeline_of(one: TorchSubject, program: Program) -> Pipeline:
+    """How users of torch.compile reach a subject with the options of a program."""
+    module, _, name = one.target.partition(":")
+    kind = getattr(importlib.import_module(module), name)
+    found: Pipeline = kind.pipeline(kind.chosen(program.options, {}))
+    if found.unreachable or found.given or found.training:
+        raise Unsupported(f"torch.compile does not run it here: {found.unreachable or found.given or found.training}")
+    return found
+
+
+def settings_of(pipeline: Pipeline) -> dict[str, Any]:
+    """The settings of Inductor, with the functions that they name; kernels are to be generated."""
+    hook = ["def change(gm):", *(f"    {line}" for line in pipeline.call or ["pass"]),
+            "def hook(graph):", "    change(graph.owning_module)"]  # fmt: skip
+    names: dict[str, Any] = {"__name__": "settings"}  # Inductor asks functions for their module
+    exec("\n".join(["import torch", *pipeline.definitions, *hook]), names)  # noqa: S102 - our own text
+    made = {name: eval(repr(value), names) if isinstance(value, Code) else value  # noqa: S307 - our own text
+            for name, value in pipeline.settings.items()}  # fmt: skip
+    return {name: value for name, value in made.items() if name not in EAGER_KERNELS}
+
+
+@contextlib.contextmanager
+def watched(one: TorchSubject, seen: Seen) -> Iterator[None]:
+    """Count the calls of the passes that order communication, and those that change anything."""
+    sources = {"torch._inductor.comms:reorder_compute_and_comm_for_overlap"}
+    if one.name != "compile" and not one.name.startswith("comms."):
+        sources.add(one.source)
+    with contextlib.ExitStack() as stack:
+        for source in sources:
+            path, _, name = source.partition(":")
+            module = importlib.import_module(path)
+            stack.enter_context(mock.patch.object(module, name, _counted(getattr(module, name), seen)))
+        yield
+
+
+def _counted(function: Callable[..., Any], seen: Seen) -> Callable[..., Any]:
+    def call(given: Any, *args: Any, **kwargs: Any) -> Any:
+        before = _order(given)
+        made = function(given, *args, **kwargs)
+        after = _order(made if isinstance(made, list) else given)
+        seen.called += 1
+        seen.acted += before != after
+        return made
+
+    return call
+
+
+def _order(given: Any) -> list[str]:
+    """The nodes of a graph or of the scheduler."""
+    if isinstance(given, list):
+        return [node.get_name() for node in given]
+    graph = given.graph if isinstance(given, fx.GraphModule) else given
+    return [str(node.target) for node in graph.nodes] if isinstance(graph, fx.Graph) else []
+
+
+@contextlib.contextmanager
+def planted_in(plant: str | None, device: torch.device, seen: Seen) -> Iterator[None]:
+    """Let Inductor have a defect: a kernel does not store the last of its elements, or no wait is generated."""
+    from torch._inductor import ir
+    from torch._inductor.codegen.triton import TritonScheduling
+
+    from tcverify.pytorch import kernels
+
+    def unwaited(*_: Any, **__: Any) -> None:
+        seen.planted += 1
+
+    store: Any = TritonScheduling.define_kernel
+    loops = kernels.Loops
+
+    def cut_text(scheduling: Any, source: str, *args: Any, **kwargs: Any) -> Any:
+        changed = re.sub(r"\bxindex < xnumel\b", "xindex < xnumel - 1", source)
+        seen.planted += changed != source
+        return store(scheduling, changed, *args, **kwargs)
+
+    def cut_loops(body: Any, sizes: tuple[int, ...], reduced: tuple[int, ...]) -> Any:
+        fewer = sizes if not sizes or sizes[0] < 2 else (sizes[0] - 1, *sizes[1:])
+        seen.planted += fewer != sizes
+        return loops(body, fewer, reduced)
+
+    patches: dict[str, tuple[Any, str, Any]] = {
+        "wait": (ir._WaitKernel, "create_wait", unwaited),
+        "block": (TritonScheduling, "define_kernel", cut_text)
+        if device.type == "cuda"
+        else (kernels, "Loops", cut_loops),
+    }
+    with mock.patch.object(*patches[plant]) if plant in patches else contextlib.nullcontext():
+        yield
+
+
+def placed(gm: fx.GraphModule, device: torch.device) -> fx.GraphModule:
+    """The functional copy of a rank's graph, which creates its tensors on a device."""
+    module = functional_copy(gm)
+    for node in module.graph.nodes:
+        schema = schema_of(node.target) if node.op == "call_function" else None
+        if schema is None or all(argument.name != "device" for argument in schema.arguments):
+            continue
+        if "device" in node.kwargs or not any("Tensor" in str(argument.type) for argument in schema.arguments):
+            node.kwargs = {**node.kwargs, "device": device}
+    module.recompile()
+    return module
+
+
+def compiled_calls(
+    one: TorchSubject, program: Program, device: torch.device, pipeline: Pipeline, plant: str | None, seen: Seen
+) -> list[Call]:
+    """What stands for the graph of each rank: compiled, where the options say so."""
+    from torch._inductor import metrics
+
+    calls: list[Call] = []
+    for rank in range(program.world_size):
+        gm = program.graph_module(rank)
+        module = placed(gm, device)
+        if not is_compiled(pipeline.compiled_ranks, rank):
+            calls.append(module)
+            continue
+        before = metrics.generated_kernel_count
+        values = [value.to(device) for value in example_inputs(gm)]
+        with groups_of(gm), watched(one, seen), planted_in(plant, device, seen):
+            calls.append(compile_graph(module, values))
+        seen.ranks += 1
+        seen.kernels += metrics.generated_kernel_count - before
+    if plant == "value":
+        calls[0] = changed_result(calls[0], seen)
+    return calls
+
+
+def changed_result(call: Call, seen: Seen) -> Call:
+    """Code whose first floating-point result is another."""
+
+    def changed(*inputs: torch.Tensor) -> Any:
+        leaves, tree = pytree.tree_flatten(call(*inputs))
+        for number, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.numel():
+                leaves[number] = leaf * 1.5 + 1
+                seen.planted += 1
+                break
+        return pytree.tree_unflatten(leaves, tree)
+
+    return changed
+
+
+# --------------------------------------------------------------------------------------------------------------- judging
+
+
+@dataclass
+class Outcome:
+    """What became of a program.
+
+    Attributes:
+        status: "passed", "refuted" or "inconclusive".
+        cause: one line: what differs and where, or why that is not known; findings with the same are counted once.
+        detail: all that is known of it.
+        known: the folder in reports/pytorch of a defect that explains it.
+        on_cpu: whether the CPU's code shows a finding, too: then it does not lie in the code for the device.
+    """
+
+    number: int
+    subject: str
+    status: str = "passed"
+    cause: str = ""
+    detail: str = ""
+    ranks: int = 0
+    collectives: int = 0
+    seconds: float = 0.0
+    seen: Seen = field(default_factory=Seen)
+    plant: str | None = None
+    known: str = ""
+    on_cpu: bool = False
+
+
+def examine(
+    number: int, one: TorchSubject, program: Program, device: torch.device, plant: str | None = None
+) -> Outcome:
+    """Compile a program, run it, and judge it."""
+    outcome = Outcome(number, one.name, ranks=program.world_size, plant=plant)
+    started = time.monotonic()
+    try:
+        _examine(outcome, one, program, device)
+    except TcverifyError as error:
+        outcome.status, outcome.cause = "inconclusive", short(f"{type(error).__name__}: {error}")
+    outcome.seconds = time.monotonic() - started
+    return outcome
+
+
+def _examine(outcome: Outcome, one: TorchSubject, program: Program, device: torch.device) -> None:
+    from torch._inductor.fx_passes import overlap_scheduling
+
+    pipeline = pipeline_of(one, program)
+    reference = Lockstep().run(program)
+    if not reference.finished:
+        raise Unsupported(f"the original does not finish: {reference.why}")
+    original = [placed(program.graph_module(rank), device) for rank in range(program.world_size)]
+    plant = outcome.plant
+    with contextlib.ExitStack() as stack:
+        for one_context in (effects_as("ordered" if pipeline.ordered else "declared"), undisturbed(overlap_scheduling),
+                            comms_settings(pipeline), inductor({"size_asserts": True, **settings_of(pipeline)}),
+                            triton_cache()):  # fmt: skip
+            stack.enter_context(one_context)
+        try:
+            calls = compiled_calls(one, program, device, pipeline, plant, outcome.seen)
+        except Exception as error:  # noqa: BLE001 - what Inductor raises is a finding
+            _refuse_unsupported(error)
+            _refuted(outcome, f"Inductor raises {_raised(error)}", traceback.format_exc())
+            return
+        for timing in TIMINGS:
+            before = run_calls(program, original, device, timing, "eager")
+            if not before.finished:
+                raise Unsupported(f"the original does not finish on the device: {before.why}")
+            outcome.collectives = sum(len(rank.calls) for rank in before.ranks)
+            poison(device)
+            after = run_calls(program, calls, device, timing)
+            found = judged(program, reference, before, after)
+            if found is None:
+                continue
+            if isinstance(found, Doubt):
+                outcome.status, outcome.cause = "inconclusive", short(str(found))
+                continue
+            _refuted(outcome, found[0], f"timing {timing}\n{found[1]}")
+            return
+
+
+def place_finding(outcome: Outcome, one: TorchSubject, program: Program, device: torch.device) -> None:
+    """See whether a finding is known, and whether it needs the device."""
+    outcome.known = known_as(program, outcome)
+    if device.type == "cpu":
+        outcome.on_cpu = True
+    else:
+        again = examine(outcome.number, one, program, torch.device("cpu"))
+        outcome.on_cpu = again.status == "refuted"
+        outcome.detail += f"\non the CPU: {again.status} {again.cause}"
+
+
+#: Kinds that known defects may have that a finding of some cause shows: by how the cause begins.
+SHOWS = {
+    "wrong-": ("wrong-value", "wrong-alias", "async-race", "broken-order", "use-after-free"),
+    "ranks ": ("deadlock", "collective-mismatch", "changed-effects", "reordered-collectives"),
+    "the code raises": ("pass-raised", "rewritten-raises"),
+}
+
+#: Subjects that are part of every compilation.
+ALWAYS = (
+    "torch:compile",
+    "torch:joint_graph_passes",
+    "torch:post_grad_passes",
+    "torch:reinplace",
+    "torch:fx_graph_cse",
+)
+
+
+def known_as(program: Program, outcome: Outcome) -> str:
+    """The defect in reports/pytorch that may explain a finding: one of its function, or, of a result, of a part of the program."""
+    pattern = ProgramPattern(program)
+    kinds = next((kinds for cause, kinds in SHOWS.items() if outcome.cause.startswith(cause)), ())
+    for finding, part in known_defects():
+        path, _, function = finding.cause.partition(":")
+        if f'{path}"' in outcome.detail and f"in {function.rpartition('.')[2]}\n" in outcome.detail:
+            return finding.folder.name
+        here = finding.subject in (*ALWAYS, f"torch:{outcome.subject}")
+        if here and finding.kind in kinds and part is not None and part.within(pattern):
+            return finding.folder.name
+    return ""
+
+
+@functools.cache
+def known_defects() -> list[tuple[TorchFinding, ProgramPattern | None]]:
+    """Defects of this version, each with the pattern of the program that shows it."""
+    found = []
+    for one in read_findings(Path(__file__).parents[1] / "reports" / "pytorch"):
+        if one.shows_in(torch.__version__.split("+")[0]) is not False:
+            case = one.counterexample
+            found.append((one, ProgramPattern(read_counterexample(case).program) if case else None))
+    return found
+
+
+def judged(program: Program, reference: Run, before: Run, after: Run) -> tuple[str, str] | Doubt | None:
+    """What is wrong with compiled code, as a cause and in detail; or what leaves that open."""
+    if after.error is not None:
+        return f"the code raises {short(after.error.error.message if after.error.error else '')}", after.why
+    if not after.finished:
+        return ("ranks wait forever" if after.hang else "ranks disagree on a collective"), after.why
+    comparison: Comparison = Lockstep().compare_runs(before, after, reference)
+    said = native_differences(comparison, lambda: rounding_noise(program, reference))
+    for one in said:
+        if not isinstance(one, Doubt):
+            return f"{one.kind}: {re.sub(r'[0-9]+', 'N', one.title)}", f"{one.title}\n{one.detail}"
+    for expected, actual in zip(before.ranks, after.ranks, strict=True):
+        other = other_layout(expected.outputs, actual.outputs, expected.inputs, actual.inputs)
+        if other is not None:
+            return f"wrong-layout: {other[0]}", f"on rank {actual.rank}, {other[1]}"
+    return next((one for one in said if isinstance(one, Doubt)), None)
+
+
+def other_layout(
+    expected: list[Any], actual: list[Any], inputs: list[torch.Tensor], given: list[torch.Tensor]
+) -> tuple[str, str] | None:
+    """How results of equal shape lie in memory otherwise: their strides, or the inputs that they share memory with."""
+    for number, (one, other) in enumerate(zip(expected, actual, strict=True)):
+        if not isinstance(one, torch.Tensor):
+            continue
+        strides = [[s for n, s in zip(v.shape, v.stride(), strict=True) if n > 1] for v in (one, other)]
+        if one.numel() and strides[0] != strides[1]:
+            return "an output has another stride", f"output {number} has stride {strides[1]} instead of {strides[0]}"
+        shared = [[_memory(v) == _memory(x) for x in every] for v, every in ((one, inputs), (other, given))]
+        if shared[0] != shared[1]:
+            return "an output shares memory with other inputs", f"output {number}: {shared[1]} instead of {shared[0]}"
+    return None
+
+
+def _memory(value: torch.Tensor) -> int:
+    return int(value.untyped_storage()._cdata)
+
+
+def _refuted(outcome: Outcome, cause: str, detail: str) -> None:
+    outcome.status, outcome.cause, outcome.detail = "refuted", cause, detail
+
+
+def _refuse_unsupported(error: BaseException | None) -> None:
+    """Raise what this project does not support, if it is behind an error of Inductor."""
+    if error is not None and "Unsupported:" in f"{type(error).__name__}: {error}"[:400]:
+        raise Unsupported(short(str(error)))
+
+
+def _raised(error: BaseException) -> str:
+    """The exception and the function of torch that raised it, on one line."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if "/torch/" in one.filename]
+    where = f" in torch/{frames[-1].filename.rpartition('/torch/')[2]}:{frames[-1].name}" if frames else ""
+    return f"{short(f'{type(error).__name__}: {error}')}{where}"
+
+
+def short(text: str) -> str:
+    return " ".join(text.split())[:160]
+
+
+def comms_settings(pipeline: Pipeline) -> contextlib.AbstractContextManager[Any]:
+    """The settings of `torch._inductor.config_comms`."""
+    if not pipeline.comms:
+        return contextlib.nullcontext()
+    from torch._inductor import config_comms
+
+    found: contextlib.AbstractContextManager[Any] = config_comms.patch(dict(pipeline.comms))  # type: ignore[attr-defined]
+    return found
+
+
+def triton_cache() -> contextlib.AbstractContextManager[Any]:
+    """Keep compiled kernels and launchers between programs: they are known by their source."""
+    return mock.patch.dict(os.environ, TRITON_CACHE_DIR=os.environ[TRITON_CACHE])
+
+
+def poison(device: torch.device) -> None:
+    """Let memory that is allocated next hold NaN, not what an earlier run has computed."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        small = [torch.full((1 << 17,), float("nan"), device=device) for _ in range(32)]
+        large = [torch.full((1 << 22,), float("nan"), device=device) for _ in range(8)]
+        del small, large
