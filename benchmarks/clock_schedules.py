@@ -192,7 +192,7 @@ class DeviceProgram:
             stream = parts[0].stream if parts else MAIN_STREAM
             for part in parts:
                 for before in part.waits:
-                    lanes.wait(stream, before)
+                    lanes.wait(stream, before[1])
             with lanes.on(stream):
                 for copy, source in op.copies if op is not None else ():
                     values[copy] = values[source].clone()
@@ -203,7 +203,7 @@ class DeviceProgram:
         if by_op is not None and self._output is not None:
             for part in by_op[self._output]:
                 for before in part.waits:
-                    lanes.wait(MAIN_STREAM, before)
+                    lanes.wait(MAIN_STREAM, before[1])
         # What is in use by another stream must not be freed before all are joined.
         return [
             values,
@@ -320,7 +320,7 @@ def _measured(
         kept: dict[str, Any] = {}
         replays = {
             name: clock.capture(partial(_kept, kept, name, lowered, plan, own, repeated))
-            for name, plan in (("several", launches(issued.ops)), ("one", in_one_stream(issued.ops)))
+            for name, plan in (("several", launches([issued])), ("one", in_one_stream([issued])))
         }
         same = True
         for name, replay in replays.items():
