@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -85,6 +86,8 @@ class CudaClock:
         properties = torch.cuda.get_device_properties(self.place)
         self.cache_bytes = int(getattr(properties, "L2_cache_size", 50 << 20))
         self.streams = {MAIN_STREAM: torch.cuda.Stream(self.place)}
+        self._pool: Any = None
+        self._keeper: Replay | None = None
         a = torch.ones(64, 64, device=self.place)
         for stream in (self.stream(MAIN_STREAM), self.stream(1), self.stream(2)):
             with torch.cuda.stream(stream):  # libraries set themselves up at first use
@@ -92,7 +95,6 @@ class CudaClock:
                 a.half() @ a.half()
         self.finish()
         self._cycles_per_s = 1.5e9
-        self._keep_pool()
         self._cycles_per_s = self._measured_cycles()
 
     @property
@@ -106,10 +108,12 @@ class CudaClock:
 
     def capture(self, work: Work) -> Replay:
         """See `Clock.capture`. The work itself is not run."""
+        if self._pool is None:
+            self._keep_pool()
         self.finish()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self.stream(MAIN_STREAM)):
-            graph.capture_begin(pool=self._pool)
+        with torch.cuda.stream(self.stream(MAIN_STREAM)), _without_collection():
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 lanes = CudaLanes(self)
                 kept = work(lanes)
@@ -118,12 +122,12 @@ class CudaClock:
             except BaseException:
                 with contextlib.suppress(RuntimeError):  # says again that the capture is broken
                     graph.capture_end()
-                self._keep_pool()  # the allocator may believe that it still captures into the old one
+                self._pool = None  # the allocator may believe that it is still captured into
                 raise
         return CudaReplay(graph, kept, self.stream(MAIN_STREAM))
 
     def _keep_pool(self) -> None:
-        """Take a new pool of memory for graphs. It lasts as long as one of them, so one is kept."""
+        """Take a new pool of memory for graphs. It lasts as long as one of them, so the first is kept."""
         self._pool = torch.cuda.graph_pool_handle()
         one = torch.ones(8, device=self.place)
         self._keeper = self.capture(lambda lanes: one + 1)
@@ -164,6 +168,16 @@ class CudaClock:
         replay = self.capture(lambda lanes: torch.cuda._sleep(cycles))
         (times,) = self.seconds([replay], 5)
         return cycles / sorted(times)[2]
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Nothing old is destroyed meanwhile, which a capture does not allow."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:

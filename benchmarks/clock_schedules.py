@@ -24,8 +24,7 @@ from tcverify.execution.plan import ExecutionPlan, PlanStep, known_constant, pla
 from tcverify.execution.streams.issue import issue
 from tcverify.execution.streams.launches import Launch, in_one_stream, launches
 from tcverify.execution.streams.queues import StreamOp
-from tcverify.ops import Collective, TensorSpec, lookup, qualified_name
-from tcverify.ops.collective import complete
+from tcverify.ops import TensorSpec, lookup, qualified_name
 from tcverify.ops.leaves import leaves
 from tcverify.program import InputSpec, Program, StreamSettings
 from tcverify.program.graph import RankConstant, Slot
@@ -220,13 +219,13 @@ class DeviceProgram:
                 request = next(steps) if answer is None else steps.send(answer)
             except StopIteration as stop:
                 return stop.value
-            answer = self._communicated(step, request.collective, request.tensor)
+            answer = self.communicate(step, request.tensor)
 
-    def _communicated(self, step: PlanStep, call: Collective, tensor: torch.Tensor) -> torch.Tensor:
+    def communicate(self, step: PlanStep, tensor: torch.Tensor) -> torch.Tensor:
+        """What a rank alone gets from a collective is what it gives: see `STAND_INS`."""
         if step.name in self._waits:
             self._clock.spin(self._waits[step.name])
-        (answer,) = complete([call], [tensor])
-        return answer
+        return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _by_op(plan: Sequence[Launch]) -> dict[int, list[Launch]]:

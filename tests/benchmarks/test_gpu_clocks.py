@@ -81,7 +81,8 @@ def test_time_of_an_op_and_a_replay_without_work() -> None:
     from clock_ops import time_op
 
     def double(b: GraphBuilder) -> Any:
-        return b.call("aten::add_.Tensor", b.call("aten::mm", b.input("x"), b.input("x")), 1.0)
+        x = b.input("x")
+        return b.call("aten::add_.Tensor", b.call("aten::mm", x, x), 1.0)
 
     program = spmd_program(Mesh.grid({"tp": 1}), [InputSpec("x", (8, 8))], double)
     mm, add = [node for node in program.graph_module(0).graph.nodes if node.op == "call_function"]
@@ -119,16 +120,15 @@ def test_schedules_compute_what_programs_do() -> None:
 
 
 def test_schedules_that_compute_something_else_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    import clock_schedules
     from clock_device import CpuClock
+    from clock_schedules import DeviceProgram, measure_schedules
 
-    real = clock_schedules.complete
     calls = iter(range(1_000_000))
 
-    def unsteady(*arguments: Any) -> list[torch.Tensor]:
+    def unsteady(program: Any, step: Any, tensor: torch.Tensor) -> torch.Tensor:
         """Each time another sum."""
-        return [tensor + next(calls) for tensor in real(*arguments)]
+        return tensor + next(calls)
 
-    monkeypatch.setattr(clock_schedules, "complete", unsteady)
-    found = clock_schedules.measure_schedules(CpuClock(), PROFILES["h100-sxm"], 1e-6, True, 4, math.inf)
+    monkeypatch.setattr(DeviceProgram, "communicate", unsteady)
+    found = measure_schedules(CpuClock(), PROFILES["h100-sxm"], 1e-6, True, 4, math.inf)
     assert found.wrong

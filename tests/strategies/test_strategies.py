@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -22,7 +24,10 @@ from tcverify.strategies.choices import (
     decode_choices,
     encode_choices,
 )
+from tcverify.strategies.transformer.experts import decode_experts
+from tcverify.strategies.transformer.overlap import decode_overlap
 from tcverify.strategies.transformer.roles import roles_of
+from tcverify.strategies.wild.programs import decode_wild
 
 TP2 = Mesh.grid({"tp": 2})
 GRID = Mesh.grid({"dp": 2, "tp": 2})
@@ -70,6 +75,17 @@ def test_choices_encode_what_they_decode_to() -> None:
     setting, blocks = decode_choices(encode_choices({"batch": 2, "dtypes": "bf16"}, [{}, block]))
     assert (setting.batch, setting.dtypes) == (2, "bf16")
     assert {name: getattr(blocks[1], name) for name in block} == block
+
+
+@pytest.mark.parametrize("write", [decode, decode_overlap, decode_wild, decode_experts])
+def test_sizes_may_be_many_times_as_large(write: Callable[[Mesh, bytes, int], Program]) -> None:
+    choices = random.Random(3).randbytes(400)
+    small, large = write(TP2, choices, 1), write(TP2, choices, 8)
+    most = [max(size for spec in program.inputs for size in spec.shape) for program in (small, large)]
+    assert most[1] >= 4 * most[0]  # heads and experts stay as few
+    assert Lockstep().run(large).finished
+    settings = [decode_choices(choices, times)[0] for times in (1, 8)]
+    assert settings[1].hidden == 8 * settings[0].hidden
 
 
 def test_an_unknown_choice_is_refused() -> None:
