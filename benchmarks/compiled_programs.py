@@ -8,6 +8,7 @@ import importlib
 import os
 import random
 import re
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from tcverify.errors import TcverifyError, Unsupported
 from tcverify.execution import Comparison, Lockstep, Run, rounding_noise
 from tcverify.execution.asynchrony import TIMINGS
 from tcverify.ops import schema_of
-from tcverify.program import Doubt, Mesh, Program
+from tcverify.program import Doubt, Mesh, Program, dumps
 from tcverify.pytorch import SUBJECTS, TorchSubject
 from tcverify.pytorch.compiling import compile_graph, example_inputs, inductor, is_compiled
 from tcverify.pytorch.effects import effects_as
@@ -56,8 +57,11 @@ OTHERS = ("functional", "compiled", "traced", "bucketing", "data-parallel", "asy
 HIDDEN = (8, 33, 130, 257, 5, 520, 64, 4)
 TOKENS = (1, 2, 3, 17, 43)
 
-#: Defects that can be planted.
-PLANTS = ("value", "block", "wait")
+#: Defects that can be planted: another result of one rank, kernels that leave out their last element, no waits, a crash.
+PLANTS = ("value", "block", "wait", "crash")
+
+#: Seconds in which options are left out of a program with a finding.
+SHRINKING = 10.0
 
 #: Where Triton keeps what it has compiled: the variable of this script's processes.
 TRITON_CACHE = "TCVERIFY_TRITON_CACHE"
@@ -249,6 +253,8 @@ def compiled_calls(
         seen.kernels += metrics.generated_kernel_count - before
     if plant == "value":
         calls[0] = changed_result(calls[0], seen)
+    if plant == "crash":
+        calls[0] = lambda *_: os.kill(os.getpid(), signal.SIGSEGV)
     return calls
 
 
@@ -278,6 +284,7 @@ class Outcome:
         status: "passed", "refuted" or "inconclusive".
         cause: one line: what differs and where, or why that is not known; findings with the same are counted once.
         detail: all that is known of it.
+        program: as it is kept, of a finding: with the options that it needs.
         known: the folder in reports/pytorch of a defect that explains it.
         on_cpu: whether the CPU's code shows a finding, too: then it does not lie in the code for the device.
     """
@@ -292,6 +299,7 @@ class Outcome:
     seconds: float = 0.0
     seen: Seen = field(default_factory=Seen)
     plant: str | None = None
+    program: str = ""
     known: str = ""
     on_cpu: bool = False
 
@@ -336,8 +344,10 @@ def _examine(outcome: Outcome, one: TorchSubject, program: Program, device: torc
                 raise Unsupported(f"the original does not finish on the device: {before.why}")
             outcome.collectives = sum(len(rank.calls) for rank in before.ranks)
             poison(device)
-            after = run_calls(program, calls, device, timing)
-            found = judged(program, reference, before, after)
+            try:
+                found = judged(program, reference, before, run_calls(program, calls, device, timing))
+            except RuntimeError as error:  # of a device: kernels fail some time after they have been started
+                found = f"the code raises {short(f'{type(error).__name__}: {error}')}", traceback.format_exc()
             if found is None:
                 continue
             if isinstance(found, Doubt):
@@ -347,9 +357,25 @@ def _examine(outcome: Outcome, one: TorchSubject, program: Program, device: torc
             return
 
 
+def with_fewer_options(
+    outcome: Outcome, one: TorchSubject, program: Program, device: torch.device, seconds: float
+) -> Program:
+    """Leave out options as long as the finding stays the same, and time permits."""
+    stop = time.monotonic() + seconds
+    for name in program.options:
+        fewer = replace(program, options={key: value for key, value in program.options.items() if key != name})
+        if time.monotonic() > stop:
+            break
+        if examine(outcome.number, one, fewer, device).cause == outcome.cause:
+            program = fewer
+    return program
+
+
 def place_finding(outcome: Outcome, one: TorchSubject, program: Program, device: torch.device) -> None:
     """See whether a finding is known, and whether it needs the device."""
-    outcome.known = known_as(program, outcome)
+    if "CUDA error" not in outcome.cause:  # after one, the process cannot use the device
+        program = with_fewer_options(outcome, one, program, device, SHRINKING)
+    outcome.program, outcome.known = dumps(program), known_as(program, outcome)
     if device.type == "cpu":
         outcome.on_cpu = True
     else:
@@ -360,7 +386,7 @@ def place_finding(outcome: Outcome, one: TorchSubject, program: Program, device:
 
 #: Kinds that known defects may have that a finding of some cause shows: by how the cause begins.
 SHOWS = {
-    "wrong-": ("wrong-value", "wrong-alias", "async-race", "broken-order", "use-after-free"),
+    "wrong-": ("wrong-value", "wrong-alias", "async-race", "broken-order", "use-after-free", "reordered-collectives"),
     "ranks ": ("deadlock", "collective-mismatch", "changed-effects", "reordered-collectives"),
     "the code raises": ("pass-raised", "rewritten-raises"),
 }
@@ -376,14 +402,16 @@ ALWAYS = (
 
 
 def known_as(program: Program, outcome: Outcome) -> str:
-    """The defect in reports/pytorch that may explain a finding: one of its function, or, of a result, of a part of the program."""
+    """The defect in reports/pytorch that may explain a finding: it lies in a function that raises, or shows in a part."""
     pattern = ProgramPattern(program)
+    told = pytree.tree_leaves(list(program.options.values()))
+    subjects = {*ALWAYS, f"torch:{outcome.subject}", *(f"torch:comms.{one}" for one in told)}
     kinds = next((kinds for cause, kinds in SHOWS.items() if outcome.cause.startswith(cause)), ())
     for finding, part in known_defects():
         path, _, function = finding.cause.partition(":")
         if f'{path}"' in outcome.detail and f"in {function.rpartition('.')[2]}\n" in outcome.detail:
             return finding.folder.name
-        here = finding.subject in (*ALWAYS, f"torch:{outcome.subject}")
+        here = finding.subject in subjects
         if here and finding.kind in kinds and part is not None and part.within(pattern):
             return finding.folder.name
     return ""

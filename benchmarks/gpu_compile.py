@@ -1,11 +1,11 @@
 """What torch.compile's generated code computes on a GPU: campaigns on drawn programs, in the programs' own dtypes.
 
-    python benchmarks/gpu_compile.py [--seconds N] [--out DIR] [--workers N] [--first N] [--rehearse]
+    python benchmarks/gpu_compile.py [--seconds N] [--out DIR] [--programs N] [--first N] [--rehearse]
     python benchmarks/gpu_compile.py --replay FILE [--rehearse]
 
 A program is drawn for a subject that acts inside of torch.compile (`torch:compile`, Inductor's overlap and bucketing passes),
-with its options. Inductor compiles the graph of every rank for the device; ranks run as threads, and lockstep carries out what they
-communicate, early and late. The original runs so too, without a compiler; both are judged by the thresholds of the native
+with its options. Inductor compiles the graph of every rank for the device; ranks run as threads, and lockstep carries out what
+they communicate, early and late. The original runs so too, without a compiler; both are judged by the thresholds of the native
 domain against the original in float64. Worker processes share the programs: one that dies is a finding about its program.
 The first programs are compiled with planted defects, which have to be found. With --rehearse all of it runs on the CPU, where
 the loops behind Inductor's kernels run instead of Triton. A finding becomes a file under --out, which --replay tries again.
@@ -49,7 +49,8 @@ from tcverify.pytorch import SUBJECTS
 from tcverify.pytorch.compiling import compile_graph, inductor
 from tcverify.pytorch.effects import define_shapes
 
-STARTED = time.monotonic()
+#: When this process started, on the clock of `time.monotonic`: importing torch takes seconds.
+STARTED = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
 
 #: Seconds that one program may take.
 PATIENCE = 60.0
@@ -68,7 +69,7 @@ def work(pipe: Connection, kind: str) -> None:
     define_ops()
     define_shapes()
     device = torch.device(kind)
-    pipe.send(probe(device))
+    pipe.send((probe(device), torch.cuda.get_device_name() if kind == "cuda" else "CPU"))
     while (task := pipe.recv()) is not None:
         number, plant = task
         try:
@@ -120,23 +121,22 @@ def start(kind: str) -> Worker:
 class Campaign:
     """Gives programs to workers, and collects what becomes of them."""
 
-    def __init__(self, kind: str, workers: int, first: int, stop: float) -> None:
+    def __init__(self, kind: str, workers: int, numbers: range, stop: float) -> None:
         self.kind, self.stop = kind, stop
         self.outcomes: list[Outcome] = []
-        self.problem = ""
-        self._tasks = self._numbers(first)
+        self.problem = self.device = ""
+        self._tasks = self._numbers(numbers)
         self._wanted = workers
         self._workers: list[Worker] = []
 
     @staticmethod
-    def _numbers(first: int) -> Iterator[tuple[int, str | None]]:
+    def _numbers(numbers: range) -> Iterator[tuple[int, str | None]]:
         for number in range(PLANTED_EACH):
             for plant in PLANTS:
-                yield first + number, plant
-        number = first
-        while True:
+                if number == 0 or plant != "crash":  # each costs a process
+                    yield number, plant
+        for number in numbers:
             yield number, None
-            number += 1
 
     def run(self) -> None:
         """Work until time is over, or nothing can be compiled here."""
@@ -163,7 +163,7 @@ class Campaign:
             return
         if not one.ready:
             one.ready = True
-            self.problem = said
+            self.problem, self.device = said
         else:
             outcome = Outcome(**{**said, "seen": Seen(**said["seen"])})
             self.outcomes.append(outcome)
@@ -173,9 +173,11 @@ class Campaign:
             if "CUDA error" in outcome.cause:  # the process cannot use the device any more
                 self._replace(one)
                 return
-        if not self.problem:
-            one.task, one.since = next(self._tasks), time.monotonic()
-            one.pipe.send(one.task)
+        one.task, one.since = next(self._tasks, None), time.monotonic()
+        one.pipe.send(one.task)
+        if one.task is None:  # there are no more
+            one.process.join()
+            self._workers.remove(one)
 
     def _lost(self, one: Worker, why: str) -> None:
         if one.task is None:
@@ -185,8 +187,11 @@ class Campaign:
         number, plant = one.task
         subject, program = drawn(number, plant)
         self.outcomes.append(
-            Outcome(number, subject.name, "refuted", f"the program {why}", ranks=program.world_size, plant=plant)
-        )
+            Outcome(
+                number, subject.name, "refuted", f"the program {why}", ranks=program.world_size, plant=plant,
+                seen=Seen(planted=int(plant is not None)),
+            )
+        )  # fmt: skip
         self._replace(one)
 
     def _replace(self, one: Worker) -> None:
@@ -200,12 +205,10 @@ class Campaign:
 
 def keep(outcome: Outcome, out: Path) -> Path:
     """Write a finding as a file that can be replayed."""
-    one, program = drawn(outcome.number, outcome.plant)
-    path = out / f"compile-{outcome.number}-{one.name}.json"
+    program = outcome.program or dumps(drawn(outcome.number, outcome.plant)[1])
+    path = out / f"compile-{outcome.number}-{outcome.subject}.json"
     out.mkdir(parents=True, exist_ok=True)
-    record = {"subject": one.name, "program": json.loads(dumps(program)), "options": dict(program.options),
-              **asdict(outcome)}  # fmt: skip
-    path.write_text(json.dumps(record, indent=1, default=str))
+    path.write_text(json.dumps({**asdict(outcome), "program": json.loads(program)}, indent=1))
     return path
 
 
@@ -286,10 +289,13 @@ def again(path: Path, device: torch.device) -> int:
 @click.option(
     "--workers", type=click.IntRange(1), default=max(1, min(12, (os.cpu_count() or 1) - 2)), show_default=True
 )
+@click.option("--programs", type=click.IntRange(1), default=1_000_000, help="At most.  [default: as time permits]")
 @click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="Number of the first program.")
 @click.option("--replay", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A finding to try again.")
 @click.option("--rehearse", is_flag=True, help="On the CPU, without Triton.")
-def main(seconds: float, out: Path | None, workers: int, first: int, replay: Path | None, rehearse: bool) -> None:
+def main(
+    seconds: float, out: Path | None, workers: int, programs: int, first: int, replay: Path | None, rehearse: bool
+) -> None:
     if not rehearse and not torch.cuda.is_available():
         print("there is no CUDA device; --rehearse runs on the CPU", file=sys.stderr)
         sys.exit(2)
@@ -299,13 +305,14 @@ def main(seconds: float, out: Path | None, workers: int, first: int, replay: Pat
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         if replay is not None:
             sys.exit(again(replay, torch.device(kind)))
-        campaign = Campaign(kind, workers, first, STARTED + seconds - min(8.0, seconds / 10))
+        campaign = Campaign(kind, workers, range(first, first + programs), STARTED + seconds - min(8.0, seconds / 10))
         campaign.run()
     if campaign.problem and not campaign.outcomes:
         print(f"nothing can be compiled here: {campaign.problem}", file=sys.stderr)
         sys.exit(2)
     print(f"## torch.compile with {'loops on the CPU, a rehearsal' if rehearse else 'Triton'}\n")
-    print("Drawn programs, compiled for every rank by Inductor and run; the original in float64 is the reference.\n")
+    print("Drawn programs, compiled for every rank by Inductor and run; the original in float64 is the reference.")
+    print(f"torch {torch.__version__}, {campaign.device}, {workers} processes.\n")
     sys.exit(0 if report(campaign.outcomes, time.monotonic() - STARTED, out, rehearse) else 1)
 
 

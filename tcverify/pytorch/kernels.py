@@ -145,7 +145,8 @@ class _Indices:
 
     def loaded(self, values: Tensor) -> sympy.Symbol:
         """A new symbol for indices that have been loaded or computed."""
-        symbol = sympy.Symbol(f"indirect{len(self._loaded)}", integer=True)
+        # Inductor replaces no symbol by one that is called alike, and it calls its own indirect0, indirect1, …
+        symbol = sympy.Symbol(f"loaded{len(self._loaded)}", integer=True)
         self._loaded[symbol] = values
         return symbol
 
