@@ -15,6 +15,7 @@ from clock_device import Clock, CpuLanes, Lanes
 from clock_ops import close, drawn
 from clock_profile import random_values
 from clock_tables import markdown, median, micro, number, quartiles, spearman
+from torch.utils import _pytree as pytree
 
 from tcverify.application import InProcess, load_pass
 from tcverify.cost import DeviceProfile, LaunchCosts, collective_time, node_cost
@@ -211,7 +212,8 @@ class DeviceProgram:
 
     def _call(self, step: PlanStep, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if not step.op.collective:
-            return step.run(*args, **kwargs)
+            made = step.run(*args, **kwargs)
+            return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self._clock.place), made)
         steps = step.run(0, *args, **kwargs)
         answer: torch.Tensor | None = None
         while True:

@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = ("tests/execution/streams/test_cuda_streams.py", "tests/execution/test_pool.py", "tests/ops/test_nccl.py")
 #: Share of the time of each section.
 SECTIONS = {"tests": 0.16, "streams": 0.18, "native": 0.2, "compile": 0.22, "clocks": 0.22}
+#: Processes that test. Each has ranks of its own, and all of them take turns on the device.
+WORKERS = 4
 #: Most lines of what a section prints beside its tables, where it fails.
 MOST_LINES = 15
 
@@ -32,6 +34,7 @@ def environment() -> dict[str, str]:
     return {
         **os.environ, "PYTHONPATH": str(ROOT), "TCVERIFY_TESTS_DEVICE": "cuda", "CUDA_DEVICE_MAX_CONNECTIONS": "32",
         "PYTHONUNBUFFERED": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # a machine with a device may have any
     }  # fmt: skip
 
 
@@ -53,16 +56,8 @@ def run(command: list[str], seconds: float) -> tuple[int, str, str]:
 def tests(seconds: float, out: Path) -> tuple[int, str]:
     """The tests, and a table of them with the reasons of those skipped."""
     junit = out / "gpu.xml"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-n",
-        str(min(6, os.cpu_count() or 1)),
-        f"--junitxml={junit}",
-        *TESTS,
-    ]
+    options = ["-q", "-p", "xdist", "-p", "pytest_timeout", "-n", str(min(WORKERS, os.cpu_count() or 1))]
+    command = [sys.executable, "-m", "pytest", *options, f"--junitxml={junit}", *TESTS]
     code, printed, errors = run(command, seconds)
     lines = ["## Tests on the device", ""]
     if junit.exists():
