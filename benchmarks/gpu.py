@@ -21,7 +21,12 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Tests that need a device, or take one for their ranks.
-TESTS = ("tests/execution/streams/test_cuda_streams.py", "tests/execution/test_pool.py", "tests/ops/test_nccl.py")
+TESTS = (
+    "tests/execution/streams/test_cuda_streams.py",
+    "tests/execution/test_pool.py",
+    "tests/ops/test_nccl.py",
+    "tests/cli/test_cuda.py",
+)
 #: Share of the time of each section.
 SECTIONS = {"tests": 0.16, "streams": 0.18, "native": 0.2, "compile": 0.22, "clocks": 0.22}
 #: Processes that test. Each has ranks of its own, and all of them take turns on the device.
@@ -34,6 +39,7 @@ def environment() -> dict[str, str]:
     return {
         **os.environ, "PYTHONPATH": str(ROOT), "TCVERIFY_TESTS_DEVICE": "cuda", "CUDA_DEVICE_MAX_CONNECTIONS": "32",
         "PYTHONUNBUFFERED": "1",
+        "TCVERIFY_TESTS_COLD": "1",  # a process that has asked for devices cannot be forked
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # a machine with a device may have any
     }  # fmt: skip
 

@@ -35,6 +35,11 @@ def confirming_domain(evidence: Evidence, findings: list[Finding], notes: list[N
     return FLOAT64
 
 
+def on_cuda(executor: Executor) -> bool:
+    """Whether an executor computes on CUDA devices."""
+    return executor.name.endswith("on CUDA")
+
+
 def worth_confirming(evidence: Evidence, findings: list[Finding], always: bool) -> bool:
     """Whether to run the process group: never for a program that would hang there, and for refuted programs only on request."""
     pair = evidence.pair
@@ -132,4 +137,11 @@ def _divergence(lockstep: Run, other: Run, evidence: Evidence) -> str | None:
     return None
 
 
-__all__ = ["confirming_domain", "doubt_of_error", "judge_confirmation", "start_confirmation", "worth_confirming"]
+__all__ = [
+    "confirming_domain",
+    "doubt_of_error",
+    "judge_confirmation",
+    "on_cuda",
+    "start_confirmation",
+    "worth_confirming",
+]

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from tcverify.application import Pair, PassFacts, PassFailure, Subject, Watch, subject_of
 from tcverify.checks import CHECKS, Evidence, EvidenceRequest, apply_checks
-from tcverify.domains import DOMAINS
+from tcverify.domains import DOMAINS, FLOAT64
 from tcverify.errors import ProgramError, UnsupportedOp, UsageError
 from tcverify.execution import MAX_RANKS, Comparison, Executor, Lockstep, Run
 from tcverify.program import Contract, Doubt, Finding, Note, NotSerialisable, Program
@@ -23,6 +23,7 @@ from tcverify.verification.conditions import Unknown, condition
 from tcverify.verification.confirmation import (
     confirming_domain,
     judge_confirmation,
+    on_cuda,
     start_confirmation,
     worth_confirming,
 )
@@ -203,7 +204,7 @@ def verify_in_steps(
             facts=subject.facts, contract=contract,
         )  # fmt: skip
     lockstep = Lockstep(contract.collectives == "conservative")
-    on_device = deep and confirm is not None and confirm.name.endswith("on CUDA")
+    on_device = deep and confirm is not None and on_cuda(confirm)
     request = EvidenceRequest(baseline, lockstep, checks, domain, deep, on_device)
     judged = _judge(pair, contract, request, clock)
     if judged.findings and pair.original.unknown and pair.rewritten is not None:
@@ -389,6 +390,12 @@ def _confirm(
         return
     if worth_confirming(evidence, judged.findings, always):
         domain = confirming_domain(evidence, judged.findings, judged.notes)
+        if domain.kind == "exact" and on_cuda(confirm):
+            if judged.findings:
+                why = "the exact domain computes on the CPU alone; judged in lockstep only"
+                judged.notes.append(Note("not-confirmed", why))
+                return
+            domain = FLOAT64
         comparison = start_confirmation(confirm, pair, domain, judged.doubts)
         clock.lap(confirm.name)
         if comparison is not None:

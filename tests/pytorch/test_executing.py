@@ -32,7 +32,9 @@ def summed(size: int = 2) -> Program:
     b = GraphBuilder()
     x = b.placeholder("x", (3, 5))
     total = b.call("_c10d_functional::wait_tensor", b.call("_c10d_functional::all_reduce", x, "sum", "tp"))
-    return spmd_program(Mesh.grid({"tp": size}), b.finish((total,)), [InputSpec("x", (3, 5), placements=(("tp", VARYING),))])
+    return spmd_program(
+        Mesh.grid({"tp": size}), b.finish((total,)), [InputSpec("x", (3, 5), placements=(("tp", VARYING),))]
+    )
 
 
 def run(calls: list[Call], timing: Moment = "issue") -> Run:

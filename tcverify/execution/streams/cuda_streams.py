@@ -3,10 +3,10 @@
 All ranks share one device and one process. The host issues as a real one does, by position (see `queues`): an op goes to its
 stream, after the events that it waits for; a record is an event after the op that was issued last. A collective leaves a copy
 of each member's contribution and an event; each member's stream waits for the events of all, and computes its result from the
-copies. So nothing but streams and events orders anything. Sleeps before some ops (see `launches`) let other streams overtake
-them, so that a read without a wait happens too early and finds poison (see `device_memory`). All streams come from torch's pool
-and are non-blocking. The outputs are copied by stream 0 of each rank; the host waits for these streams alone, and only then for
-the device.
+copies. So nothing but streams and events orders anything. The host issues all before any stream begins. Sleeps before some ops
+(see `launches`) let other streams overtake them, so that a read without a wait happens too early and finds poison (see
+`device_memory`). All streams come from torch's pool and are non-blocking. The outputs are copied by stream 0 of each rank; the
+host waits for these streams alone, and only then for the device.
 
 A difference counts when outputs differ from lockstep's and from those of the same kernels in one stream per rank: so
 device-specific rounding is not mistaken for a race. A difference proves a race; its absence proves little: a device may run
@@ -49,8 +49,6 @@ from tcverify.program import Contract, Program
 from tcverify.program.contract import Boundary, InputsReady
 from tcverify.program.stream_options import MAIN_STREAM
 
-#: Cycles that a second has at most: a slower clock sleeps longer.
-CYCLES_PER_S = 3e9
 #: Hardware queues that CUDA is asked for, where it has not started yet. With fewer than there are streams, some share a queue,
 #: and wait for each other. CUDA's own default is 8, and it has 32 at most.
 HARDWARE_QUEUES = 32
@@ -62,6 +60,10 @@ class Device(Protocol):
     """Streams, each known by its rank and number, and a host that gives them work."""
 
     place: torch.device
+
+    def hold(self, streams: Iterable[tuple[int, int]], seconds: float) -> None:
+        """Let these streams begin after this time, all at once: until then, the host issues."""
+        ...
 
     def launch(self, launch: Launch, work: Callable[[], None]) -> None:
         """Put work into the queue of a stream, behind its waits and its delay, and record its event."""
@@ -90,8 +92,21 @@ class CudaDevice:
             )
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(HARDWARE_QUEUES))
         self.place = torch.device("cuda", index)
+        self._cycles_per_s = 1e3 * torch.cuda.get_device_properties(self.place).clock_rate
         self._streams: dict[tuple[int, int], torch.cuda.Stream] = {}
         self._events: dict[Point, torch.cuda.Event] = {}
+
+    def hold(self, streams: Iterable[tuple[int, int]], seconds: float) -> None:
+        """See `Device.hold`."""
+        first, *others = [self._stream(stream) for stream in streams]
+        with torch.cuda.stream(first):
+            self._sleep(seconds)
+        begun = first.record_event()
+        for stream in others:
+            stream.wait_event(begun)
+
+    def _sleep(self, seconds: float) -> None:
+        torch.cuda._sleep(int(seconds * self._cycles_per_s))
 
     def launch(self, launch: Launch, work: Callable[[], None]) -> None:
         """See `Device.launch`. Returns before the work is done, unless an op makes the host wait."""
@@ -100,7 +115,7 @@ class CudaDevice:
             for point in launch.waits:
                 stream.wait_event(self._events[point])
             if launch.delay_s:
-                torch.cuda._sleep(int(launch.delay_s * CYCLES_PER_S))
+                self._sleep(launch.delay_s)
             work()
             if launch.event:
                 self._events[launch.point] = stream.record_event()
@@ -169,8 +184,13 @@ class _Issuing:
             self._entered[launch.point] = asked.collective, asked.tensor.clone()
 
 
-def run_launches(memories: Sequence[DeviceMemory], device: Device, plan: Sequence[Launch]) -> list[RankResult]:
+def run_launches(
+    memories: Sequence[DeviceMemory], device: Device, plan: Sequence[Launch], hold_s: float = 0.0
+) -> list[RankResult]:
     """Give the launches of all ranks to a device, in order; returns what stream 0 of each sees at the end, on the CPU.
+
+    Args:
+        hold_s: time for the host, before any stream begins.
 
     Raises as `_Issuing.work` does.
     """
@@ -180,6 +200,8 @@ def run_launches(memories: Sequence[DeviceMemory], device: Device, plan: Sequenc
             memory.reset()
         device.finish()
         try:
+            if hold_s:
+                device.hold(sorted({(launch.rank, launch.stream) for launch in plan}), hold_s)
             for launch in plan:
                 device.launch(launch, partial(issuing.work, launch))
             device.join([(rank, MAIN_STREAM) for rank in range(len(memories))])
@@ -213,7 +235,8 @@ def run_orders(issued: Sequence[IssuedRank], device: Device, orders: Sequence[St
         held = held_back(order, issued)
         plan = launches(issued, held)
         delays = sum(((one.rank, one.op), one.part > 0) in held for one in plan)
-        results.append(run_launches(memories, device, launches(issued, held, delay_seconds(seconds, delays))))
+        plan = launches(issued, held, delay_seconds(seconds, delays))
+        results.append(run_launches(memories, device, plan, hold_s=2 * seconds))
     return results
 
 

@@ -17,10 +17,10 @@ from tcverify.execution.streams.issue import IssuedRank
 from tcverify.execution.streams.queues import StreamOp
 from tcverify.program.stream_options import MAIN_STREAM
 
-#: Shortest delay. The host needs some 10 µs to issue an op: what it issues meanwhile overtakes the op that sleeps.
+#: Shortest delay. The host needs some 50 µs to issue an op, a device less to run it.
 SHORTEST_S = 0.001
 #: Most that all delays of one order take together, where the shortest ones do not take more.
-MOST_S = 2.0
+MOST_S = 0.25
 #: Share of the ops that a random order holds back.
 HELD_SHARE = 0.3
 
@@ -148,13 +148,13 @@ def held_back(order: StreamOrder, issued: Sequence[IssuedRank]) -> frozenset[Hal
 
 
 def delay_seconds(issue_s: float, held: int) -> float:
-    """Return the delay of each launch: longer than the host needs for the program, with a bounded sum.
+    """Return the delay of each launch: as long as the program takes without delays, with a bounded sum.
 
     Args:
         issue_s: seconds that the program takes without delays.
         held: number of delayed launches.
     """
-    return max(SHORTEST_S, min(2 * issue_s, MOST_S / max(held, 1)))
+    return max(SHORTEST_S, min(issue_s, MOST_S / max(held, 1)))
 
 
 __all__ = ["Launch", "Point", "delay_seconds", "held_back", "in_one_stream", "launches"]

@@ -25,6 +25,9 @@ class QueuedDevice:
         self._host = 0.0
         self._issued = 0
 
+    def hold(self, streams: Iterable[tuple[int, int]], seconds: float) -> None:
+        """See `Device.hold`. Nothing begins before the host waits."""
+
     def launch(self, launch: Launch, work: Callable[[], None]) -> None:
         """See `Device.launch`.
 

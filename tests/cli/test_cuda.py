@@ -1,0 +1,51 @@
+"""`--confirm cuda` and `--confirm nccl` on a machine with a CUDA device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli.conftest import run_apart
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+BRIEF = ["--max-examples", "6", "--seed", "1", "--world-size", "2"]
+
+
+@pytest.mark.parametrize("options", [
+    ["sequence_parallel", "--strategy", "structured"],
+    ["multistream", "--strategy", "overlap"],
+    ["sequence_parallel", "--domain", "native"],
+    ["sequence_parallel", "--domain", "exact"],
+])  # fmt: skip
+def test_sound_passes_are_confirmed_on_the_device(options: list[str], tmp_path: Path) -> None:
+    found = run_apart("-m", "tcverify", "run", *options, *BRIEF, "--confirm", "cuda", cwd=tmp_path)
+    assert found.code == 0, found.out + found.err
+    backend = "nccl" if torch.cuda.device_count() > 1 else "gloo"
+    assert f"lockstep, then {backend} on CUDA" in found.out + found.err
+    assert "6 passed" in found.out + found.err
+
+
+def test_a_defect_is_refuted_on_the_device(tmp_path: Path) -> None:
+    found = run_apart(
+        "-m", "tcverify", "run", "tests.mutants.sequence_parallel:ResidualNotSliced", "--strategy", "mixed", "--seed", "7", "--world-size", "2",
+        "--max-examples", "60", "-x", "--confirm", "cuda", cwd=tmp_path,
+    )  # fmt: skip
+    assert found.code == 1, found.out + found.err
+    assert "on CUDA" in found.out + found.err
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="this machine has several CUDA devices")
+def test_nccl_wants_a_device_for_each_rank(tmp_path: Path) -> None:
+    found = run_apart("-m", "tcverify", "run", "sequence_parallel", *BRIEF, "--confirm", "nccl", cwd=tmp_path)
+    assert found.code == 2, found.out + found.err
+    assert "NCCL wants a CUDA device for each of 2 ranks, and this machine has 1" in found.out + found.err
+    assert "--confirm cuda" in found.out + found.err
+
+
+def test_doctor_says_what_the_device_is(tmp_path: Path) -> None:
+    found = run_apart("-m", "tcverify", "doctor", cwd=tmp_path)
+    assert found.code == 0, found.out + found.err
+    assert f"{torch.cuda.get_device_name(0)}; NCCL for up to {torch.cuda.device_count()} ranks" in found.out + found.err
