@@ -30,8 +30,8 @@ def test_sound_passes_are_confirmed_on_the_device(options: list[str], tmp_path: 
 
 def test_a_defect_is_refuted_on_the_device(tmp_path: Path) -> None:
     found = run_apart(
-        "-m", "tcverify", "run", "tests.mutants.sequence_parallel:ResidualNotSliced", "--strategy", "mixed", "--seed", "7", "--world-size", "2",
-        "--max-examples", "60", "-x", "--confirm", "cuda", cwd=tmp_path,
+        "-m", "tcverify", "run", "tests.mutants.sequence_parallel:ResidualNotSliced", "--strategy", "mixed", "--seed", "7",
+        "--world-size", "2", "--max-examples", "60", "-x", "--confirm", "cuda", cwd=tmp_path,
     )  # fmt: skip
     assert found.code == 1, found.out + found.err
     assert "on CUDA" in found.out + found.err
