@@ -62,7 +62,7 @@ def run(command: list[str], seconds: float) -> tuple[int, str, str]:
 def tests(seconds: float, out: Path) -> tuple[int, str]:
     """The tests, and a table of them with the reasons of those skipped."""
     junit = out / "gpu.xml"
-    options = ["-q", "-p", "xdist", "-p", "pytest_timeout", "-n", str(min(WORKERS, os.cpu_count() or 1))]
+    options = ["-v", "-p", "xdist", "-p", "pytest_timeout", "-n", str(min(WORKERS, os.cpu_count() or 1))]
     command = [sys.executable, "-m", "pytest", *options, f"--junitxml={junit}", *TESTS]
     code, printed, errors = run(command, seconds)
     lines = ["## Tests on the device", ""]
