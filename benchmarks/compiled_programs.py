@@ -26,7 +26,7 @@ from tcverify.cases.counterexample import read_counterexample
 from tcverify.checks.values.native import native_differences
 from tcverify.domains import NATIVE
 from tcverify.errors import TcverifyError, Unsupported
-from tcverify.execution import Comparison, Lockstep, Run, rounding_noise
+from tcverify.execution import Comparison, Lockstep, RankResult, Run, rounding_noise
 from tcverify.execution.asynchrony import TIMINGS
 from tcverify.ops import schema_of
 from tcverify.program import Doubt, Mesh, Program, dumps
@@ -451,7 +451,7 @@ def judged(program: Program, reference: Run, before: Run, after: Run) -> tuple[s
                 f"{one.detail}, which no value of the original comes close to",
             )
     for expected, actual in zip(before.ranks, after.ranks, strict=True):
-        other = other_layout(expected.outputs, actual.outputs, expected.inputs, actual.inputs)
+        other = other_layout(expected, actual)
         if other is not None:
             return f"wrong-layout: {other[0]}", f"on rank {actual.rank}, {other[1]}"
     return next((one for one in said if isinstance(one, Doubt)), None)
@@ -465,19 +465,21 @@ def range_used(program: Program) -> float:
     return max((float(v.abs().max()) / torch.finfo(v.dtype).max for v in floating), default=0.0)
 
 
-def other_layout(
-    expected: list[Any], actual: list[Any], inputs: list[torch.Tensor], given: list[torch.Tensor]
-) -> tuple[str, str] | None:
+def other_layout(expected: RankResult, actual: RankResult) -> tuple[str, str] | None:
     """How results of equal shape lie in memory otherwise: their strides, or the inputs that they share memory with."""
-    for number, (one, other) in enumerate(zip(expected, actual, strict=True)):
-        if not isinstance(one, torch.Tensor):
+    for number, (one, other) in enumerate(zip(expected.outputs, actual.outputs, strict=True)):
+        if not isinstance(one, torch.Tensor) or not one.numel():
             continue
         strides = [[s for n, s in zip(v.shape, v.stride(), strict=True) if n > 1] for v in (one, other)]
-        if one.numel() and strides[0] != strides[1]:
+        if strides[0] != strides[1]:
             return "an output has another stride", f"output {number} has stride {strides[1]} instead of {strides[0]}"
-        shared = [[_memory(v) == _memory(x) for x in every] for v, every in ((one, inputs), (other, given))]
+        shared = [
+            [name for name, given in zip(rank.input_names, rank.inputs, strict=True) if _memory(given) == _memory(v)]
+            for v, rank in ((one, expected), (other, actual))
+        ]
         if shared[0] != shared[1]:
-            return "an output shares memory with other inputs", f"output {number}: {shared[1]} instead of {shared[0]}"
+            what = f"output {number} shares memory with the inputs {shared[1]} instead of {shared[0]}"
+            return "an output shares memory with other inputs", what
     return None
 
 

@@ -13,6 +13,7 @@ the loops behind Inductor's kernels run instead of Triton. A finding becomes a f
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -178,7 +179,8 @@ class Campaign:
                 self._replace(one)
                 return
         one.task, one.since = next(self._tasks, None), time.monotonic()
-        one.pipe.send(one.task)
+        with contextlib.suppress(BrokenPipeError):  # it has died, which is heard next
+            one.pipe.send(one.task)
         if one.task is None:  # there are no more
             one.process.join()
             self._workers.remove(one)
@@ -256,7 +258,7 @@ def report(outcomes: list[Outcome], seconds: float, out: Path | None, rehearsed:
         smallest = min(several, key=lambda one: (one not in new, one.ranks, one.collectives))
         where = f", kept as `{keep(smallest, out).name}`" if out is not None else ""
         device = sum(not one.on_cpu for one in several)
-        known = Counter(one.known or "no known defect" for one in several)
+        known = Counter(f"like {one.known}" if one.known else "like no known defect" for one in several)
         print(f"\n**{len(several)} ×** {cause}\n")
         print(f"{device} of them on the device alone; {', '.join(f'{n} × {name}' for name, n in known.items())}")
         print(f"\nprogram {smallest.number}, torch:{smallest.subject}{where}\n")
@@ -317,7 +319,10 @@ def main(
     print(f"## torch.compile with {'loops on the CPU, a rehearsal' if rehearse else 'Triton'}\n")
     print("Drawn programs, compiled for every rank by Inductor and run; the original in float64 is the reference.")
     print(f"torch {torch.__version__}, {campaign.device}, {workers} processes.\n")
-    sys.exit(0 if report(campaign.outcomes, time.monotonic() - STARTED, out, rehearse) else 1)
+    right = report(campaign.outcomes, time.monotonic() - STARTED, out, rehearse)
+    if campaign.problem:
+        print(f"\nThe campaign ended early: {campaign.problem}")
+    sys.exit(0 if right and not campaign.problem else 1)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from tcverify.execution import RankResult
 from tcverify.ops import define_ops
 from tcverify.pytorch.effects import define_shapes
 
@@ -88,14 +89,18 @@ def test_results_that_are_not_finite_are_wrong_unless_values_come_close_to_the_r
 
 
 def test_results_that_lie_otherwise_in_memory_differ(programs: ModuleType) -> None:
-    x = torch.zeros(3, 4)
-    turned = torch.zeros(4, 3).t()
-    assert programs.other_layout([x], [x.clone()], [], []) is None
-    assert programs.other_layout([x], [turned], [], [])[0] == "an output has another stride"
-    assert programs.other_layout([x.view(12)], [x.clone().view(12)], [x], [x])[0] == (
-        "an output shares memory with other inputs"
+    def rank(output: torch.Tensor, given: torch.Tensor) -> RankResult:
+        return RankResult(0, outputs=[output], inputs=[given], input_names=["x"])
+
+    x, turned = torch.zeros(3, 4), torch.zeros(4, 3).t()
+    differs = programs.other_layout
+    assert differs(rank(x, turned), rank(x.clone(), turned)) is None
+    assert differs(rank(x, turned), rank(turned.clone(), turned))[0] == "an output has another stride"
+    assert differs(rank(x.view(12), x), rank(x.clone().view(12), x))[1] == (
+        "output 0 shares memory with the inputs [] instead of ['x']"
     )
-    assert programs.other_layout([torch.zeros(1, 4)], [torch.zeros(1, 4).as_strided((1, 4), (7, 1))], [], []) is None
+    row = torch.zeros(1, 4)
+    assert differs(rank(row, x), rank(torch.zeros(8).as_strided((1, 4), (7, 1)), x)) is None
 
 
 def test_options_that_a_finding_does_not_need_are_left_out(programs: ModuleType) -> None:
