@@ -24,8 +24,9 @@ from torch.utils import _pytree as pytree
 from tcverify.campaign.patterns import ProgramPattern
 from tcverify.cases.counterexample import read_counterexample
 from tcverify.checks.values.native import native_differences
+from tcverify.domains import NATIVE
 from tcverify.errors import TcverifyError, Unsupported
-from tcverify.execution import Comparison, Lockstep, Run, rounding_noise
+from tcverify.execution import Comparison, Lockstep, RankResult, Run, rounding_noise
 from tcverify.execution.asynchrony import TIMINGS
 from tcverify.ops import schema_of
 from tcverify.program import Doubt, Mesh, Program, dumps
@@ -60,6 +61,9 @@ TOKENS = (1, 2, 3, 17, 43)
 #: Defects that can be planted: another result of one rank, kernels that leave out their last element, no waits, a crash.
 PLANTS = ("value", "block", "wait", "crash")
 
+#: Where values use less of the range of their dtypes, results that are not finite have not left that by rounding.
+RANGE = 2.0**-10
+
 #: Seconds in which options are left out of a program with a finding.
 SHRINKING = 10.0
 
@@ -75,7 +79,7 @@ def drawn(number: int, planted: str | None = None) -> tuple[TorchSubject, Progra
     generator = random.Random(number)
     here = [SUBJECTS[name] for name in NAMES if SUBJECTS[name].here]
     one = here[0] if planted or generator.random() < 0.5 else generator.choice(here[1:])
-    strategy = generator.choice((one.strategy, one.strategy, *OTHERS))
+    strategy = "traced" if planted else generator.choice((one.strategy, one.strategy, *OTHERS))
     mesh = generator.choice(all_meshes(generator.choice((2, 2, 2, 3, 4))))
     decoder = DECODERS[strategy]
     program = next(filter(functional, (decoded(decoder, mesh, generator) for _ in range(100))))
@@ -372,16 +376,16 @@ def with_fewer_options(
 
 
 def place_finding(outcome: Outcome, one: TorchSubject, program: Program, device: torch.device) -> None:
-    """See whether a finding is known, and whether it needs the device."""
-    if "CUDA error" not in outcome.cause:  # after one, the process cannot use the device
-        program = with_fewer_options(outcome, one, program, device, SHRINKING)
-    outcome.program, outcome.known = dumps(program), known_as(program, outcome)
-    if device.type == "cpu":
-        outcome.on_cpu = True
-    else:
-        again = examine(outcome.number, one, program, torch.device("cpu"))
-        outcome.on_cpu = again.status == "refuted"
+    """See whether a finding is known, and whether it needs the device; one that is new keeps only the options that it needs."""
+    outcome.known = known_as(program, outcome)
+    again = examine(outcome.number, one, program, torch.device("cpu")) if device.type != "cpu" else outcome
+    outcome.on_cpu = again.status == "refuted"
+    if again is not outcome:
         outcome.detail += f"\non the CPU: {again.status} {again.cause}"
+    usable = "CUDA error" not in outcome.cause  # after one, the process cannot use the device
+    if usable and (not outcome.on_cpu or (again is outcome and not outcome.known)):
+        program = with_fewer_options(outcome, one, program, device, SHRINKING)
+    outcome.program = dumps(program)
 
 
 #: Kinds that known defects may have that a finding of some cause shows: by how the cause begins.
@@ -430,6 +434,8 @@ def known_defects() -> list[tuple[TorchFinding, ProgramPattern | None]]:
 
 def judged(program: Program, reference: Run, before: Run, after: Run) -> tuple[str, str] | Doubt | None:
     """What is wrong with compiled code, as a cause and in detail; or what leaves that open."""
+    if after.error is not None and "OutOfMemoryError" in after.why:
+        raise Unsupported("the device has too little memory")
     if after.error is not None:
         return f"the code raises {short(after.error.error.message if after.error.error else '')}", after.why
     if not after.finished:
@@ -439,26 +445,41 @@ def judged(program: Program, reference: Run, before: Run, after: Run) -> tuple[s
     for one in said:
         if not isinstance(one, Doubt):
             return f"{one.kind}: {re.sub(r'[0-9]+', 'N', one.title)}", f"{one.title}\n{one.detail}"
+        if one.reason == "overflow" and range_used(program) < RANGE:
+            return (
+                "wrong-value: an output is not finite",
+                f"{one.detail}, which no value of the original comes close to",
+            )
     for expected, actual in zip(before.ranks, after.ranks, strict=True):
-        other = other_layout(expected.outputs, actual.outputs, expected.inputs, actual.inputs)
+        other = other_layout(expected, actual)
         if other is not None:
             return f"wrong-layout: {other[0]}", f"on rank {actual.rank}, {other[1]}"
     return next((one for one in said if isinstance(one, Doubt)), None)
 
 
-def other_layout(
-    expected: list[Any], actual: list[Any], inputs: list[torch.Tensor], given: list[torch.Tensor]
-) -> tuple[str, str] | None:
+def range_used(program: Program) -> float:
+    """The largest magnitude of any value, as a share of the range of its dtype."""
+    run = Lockstep().run(program, observe=True, domain=NATIVE)
+    values = [value for rank in run.ranks for value in pytree.tree_leaves(rank.values)]
+    floating = [v for v in values if isinstance(v, torch.Tensor) and v.is_floating_point() and v.numel()]
+    return max((float(v.abs().max()) / torch.finfo(v.dtype).max for v in floating), default=0.0)
+
+
+def other_layout(expected: RankResult, actual: RankResult) -> tuple[str, str] | None:
     """How results of equal shape lie in memory otherwise: their strides, or the inputs that they share memory with."""
-    for number, (one, other) in enumerate(zip(expected, actual, strict=True)):
-        if not isinstance(one, torch.Tensor):
+    for number, (one, other) in enumerate(zip(expected.outputs, actual.outputs, strict=True)):
+        if not isinstance(one, torch.Tensor) or not one.numel():
             continue
         strides = [[s for n, s in zip(v.shape, v.stride(), strict=True) if n > 1] for v in (one, other)]
-        if one.numel() and strides[0] != strides[1]:
+        if strides[0] != strides[1]:
             return "an output has another stride", f"output {number} has stride {strides[1]} instead of {strides[0]}"
-        shared = [[_memory(v) == _memory(x) for x in every] for v, every in ((one, inputs), (other, given))]
+        shared = [
+            [name for name, given in zip(rank.input_names, rank.inputs, strict=True) if _memory(given) == _memory(v)]
+            for v, rank in ((one, expected), (other, actual))
+        ]
         if shared[0] != shared[1]:
-            return "an output shares memory with other inputs", f"output {number}: {shared[1]} instead of {shared[0]}"
+            what = f"output {number} shares memory with the inputs {shared[1]} instead of {shared[0]}"
+            return "an output shares memory with other inputs", what
     return None
 
 

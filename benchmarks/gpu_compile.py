@@ -13,6 +13,7 @@ the loops behind Inductor's kernels run instead of Triton. A finding becomes a f
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -69,12 +70,16 @@ def work(pipe: Connection, kind: str) -> None:
     define_ops()
     define_shapes()
     device = torch.device(kind)
-    pipe.send((probe(device), torch.cuda.get_device_name() if kind == "cuda" else "CPU"))
+    problem = probe(device)
+    pipe.send((problem, torch.cuda.get_device_name() if kind == "cuda" and not problem else kind))
     while (task := pipe.recv()) is not None:
         number, plant = task
         try:
             one, program = drawn(number, plant)
+            sound = plant in (None, "crash") or examine(number, one, program, device).status == "passed"
             outcome = examine(number, one, program, device, plant)
+            if not sound:  # whatever is found says nothing about the planted defect
+                outcome.seen.planted = 0
             if outcome.status == "refuted" and plant is None:
                 place_finding(outcome, one, program, device)
         except Exception:  # noqa: BLE001 - the parent shows it
@@ -169,12 +174,13 @@ class Campaign:
             self.outcomes.append(outcome)
             one.task = None
             print(f"{outcome.number} {outcome.subject} {outcome.plant or ''} {outcome.status} {outcome.seconds:.1f} s "
-                  f"{outcome.cause}\n{outcome.detail}", file=sys.stderr, flush=True)  # fmt: skip
+                  f"{outcome.cause}\n{outcome.detail[-2000:]}", file=sys.stderr, flush=True)  # fmt: skip
             if "CUDA error" in outcome.cause:  # the process cannot use the device any more
                 self._replace(one)
                 return
         one.task, one.since = next(self._tasks, None), time.monotonic()
-        one.pipe.send(one.task)
+        with contextlib.suppress(BrokenPipeError):  # it has died, which is heard next
+            one.pipe.send(one.task)
         if one.task is None:  # there are no more
             one.process.join()
             self._workers.remove(one)
@@ -252,7 +258,7 @@ def report(outcomes: list[Outcome], seconds: float, out: Path | None, rehearsed:
         smallest = min(several, key=lambda one: (one not in new, one.ranks, one.collectives))
         where = f", kept as `{keep(smallest, out).name}`" if out is not None else ""
         device = sum(not one.on_cpu for one in several)
-        known = Counter(one.known or "no known defect" for one in several)
+        known = Counter(f"like {one.known}" if one.known else "like no known defect" for one in several)
         print(f"\n**{len(several)} ×** {cause}\n")
         print(f"{device} of them on the device alone; {', '.join(f'{n} × {name}' for name, n in known.items())}")
         print(f"\nprogram {smallest.number}, torch:{smallest.subject}{where}\n")
@@ -302,7 +308,7 @@ def main(
     kind = "cpu" if rehearse else "cuda"
     with tempfile.TemporaryDirectory() as scratch:
         os.environ.update({TRITON_CACHE: f"{scratch}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor"})
-        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        os.environ["TMPDIR"] = scratch
         if replay is not None:
             sys.exit(again(replay, torch.device(kind)))
         campaign = Campaign(kind, workers, range(first, first + programs), STARTED + seconds - min(8.0, seconds / 10))
@@ -313,7 +319,10 @@ def main(
     print(f"## torch.compile with {'loops on the CPU, a rehearsal' if rehearse else 'Triton'}\n")
     print("Drawn programs, compiled for every rank by Inductor and run; the original in float64 is the reference.")
     print(f"torch {torch.__version__}, {campaign.device}, {workers} processes.\n")
-    sys.exit(0 if report(campaign.outcomes, time.monotonic() - STARTED, out, rehearse) else 1)
+    right = report(campaign.outcomes, time.monotonic() - STARTED, out, rehearse)
+    if campaign.problem:
+        print(f"\nThe campaign ended early: {campaign.problem}")
+    sys.exit(0 if right and not campaign.problem else 1)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ from tests.mutants.rounding import PLANTED, SHOWING, SOUND, long_program
 
 STARTED = time.monotonic()
 
+#: Most ranks of the programs that most workers take.
+FEW = 2
 #: Seeds of each planted loss.
 PLANTED_SEEDS = 4
 
@@ -78,7 +80,11 @@ def judged(name: str, rewrite: object, program: Program, pool: ProcessGroupPool)
 
 
 def work(device: Literal["cpu", "cuda"], first: int, step: int, count: int, until: float) -> dict[str, Tally]:
-    """Judge every `step`-th program, until a time on the monotonic clock; then planted losses, in turn."""
+    """Judge a share of planted losses, then of programs, until a time on the monotonic clock.
+
+    The first of several workers takes the programs of many ranks, and the others those of few: ranks share the device, and each
+    takes memory there.
+    """
     torch.set_num_threads(1)
     found: dict[str, Tally] = {}
     names = list(SOUND)
@@ -98,10 +104,13 @@ def work(device: Literal["cpu", "cuda"], first: int, step: int, count: int, unti
         for name, seed in planted(first, step):
             program = long_program(*SHOWING[name], seed)
             note(name, *judged(name, PLANTED[name], program, pool(program.world_size)))
-        for seed in range(first, count, step):
-            if time.monotonic() > until:
+        done = 0
+        for seed in range(first, 100 * count, step):
+            if time.monotonic() > until or done >= count / step:
                 break
             program = drawn(seed)
+            if step > 1 and (program.world_size > FEW) is bool(first):
+                continue
             for name in (
                 *names[seed % len(names) :],
                 *names[: seed % len(names)],
@@ -109,6 +118,7 @@ def work(device: Literal["cpu", "cuda"], first: int, step: int, count: int, unti
                 what, words = judged(name, SOUND[name], program, pool(program.world_size))
                 if what != "same":
                     note(name, what, words)
+                    done += 1
                     break
     return found
 
@@ -123,7 +133,9 @@ def planted(first: int, step: int) -> Iterator[tuple[str, int]]:
 @click.option("--seconds", type=float, default=90.0, show_default=True, help="Time limit for all.")
 @click.option("--programs", type=click.IntRange(1), default=2000, show_default=True, help="Sound programs.")
 @click.option("--rehearse", is_flag=True, help="Ranks on the CPU in the place of a CUDA device.")
-@click.option("--workers", type=click.IntRange(1), default=max(1, (os.cpu_count() or 2) // 2), help="Processes.")
+@click.option(
+    "--workers", type=click.IntRange(1), default=max(1, min(5, (os.cpu_count() or 2) // 2)), help="Processes."
+)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Where all that is not sound is written.")
 def main(seconds: float, programs: int, rehearse: bool, workers: int, out: Path | None) -> None:
     if not rehearse and not torch.cuda.is_available():

@@ -127,7 +127,7 @@ class _Disturbance:
     def watcher(self, rank: int, inputs: list[torch.Tensor]) -> Watch:
         def watch(step: PlanStep, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
             dtypes = self._dtypes.get((rank, step.name))
-            if dtypes is None or not _rounds(step):
+            if not dtypes or not _rounds(step):  # an effect alone, as of a barrier, returns nothing
                 return value
             if _has_steps(step) and dtypes and dtypes[0].is_floating_point:
                 value = step.run(*self._operands(args, dtypes[0]), **self._operands(kwargs, dtypes[0]))

@@ -15,7 +15,10 @@ ROOT = Path(__file__).parents[2]
 BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
 
 #: What another one imports.
-PARTS = {"bare", "clock_device", "clock_ops", "clock_profile", "clock_schedules", "clock_tables", "production_models"}
+PARTS = {
+    "bare", "clock_device", "clock_ops", "clock_profile", "clock_schedules", "clock_tables", "compiled_programs", "gpu",
+    "production_models",
+}  # fmt: skip
 
 #: Options that make a benchmark small, and regular expressions of what it has to print.
 SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -29,6 +32,10 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "first_finding": ("--seeds 1 --programs 5 ResidualNotSliced", (r"ResidualNotSliced +\d +[\d.]+ +> 5 +> [\d.]+ +\d+%",)),
     "gallery": ("", (r"(?m)^residual-added-twice +wrong-value +3 nodes +yes",)),
+    "gpu_compile": (
+        "--rehearse --seconds 300 --workers 2 --programs 5 --first 1007",
+        ("a rehearsal", r"\| programs \| 5 \|", r"\| value \| 4 \| [34] \| [34] \|", r"\| crash \| 1 \| 1 \| 1 \|"),
+    ),
     "limit": (
         "--programs 6 --rounds 1 --world-size 2",
         ("the bare collectives .* 100% on the clock", "pairs, all in flight", "campaign: ", "lockstep", "threaded process group"),

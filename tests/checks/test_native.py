@@ -147,6 +147,15 @@ def test_values_that_are_written_in_place_make_noise_once_and_stay_aliases() -> 
     assert found["output 0"].rms == pytest.approx(3 * 2**-8, rel=1e-3)
 
 
+def test_ops_that_return_nothing_have_no_noise() -> None:
+    def frees(b: GraphBuilder, x: fx.Node) -> Any:
+        b.call("inductor::resize_storage_bytes_", b.call("aten::clone", x), 0)
+        return b.call("aten::mul.Tensor", x, 3.0)
+
+    made = program(frees, kind="constant", scale=1.0)
+    assert noise(made).rms == pytest.approx(3 * 2**-8, rel=1e-3)
+
+
 def test_noise_is_the_same_every_time() -> None:
     made = long_program(BF16, 16, 8, 0)
     assert rounding_noise(made, LOCKSTEP.run(made)) == rounding_noise(made, LOCKSTEP.run(made))

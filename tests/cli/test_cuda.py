@@ -15,7 +15,6 @@ BRIEF = ["--max-examples", "6", "--seed", "1", "--world-size", "2"]
 
 
 @pytest.mark.parametrize("options", [
-    ["sequence_parallel", "--strategy", "structured"],
     ["multistream", "--strategy", "overlap"],
     ["sequence_parallel", "--domain", "native"],
     ["sequence_parallel", "--domain", "exact"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,6 @@ from tcverify.program import VARYING, GraphBuilder, InputSpec, Mesh, Program, sp
 from tcverify.pytorch.executing import run_calls
 from tcverify.pytorch.functional import functional_copy
 from tcverify.strategies import DECODERS
-from tests.support.programs import drawn_bytes
 
 define_ops()
 
@@ -29,12 +29,12 @@ Call = Callable[[torch.Tensor], Any]
 
 def summed(size: int = 2) -> Program:
     """A value that is summed over all ranks and waited for."""
-    b = GraphBuilder()
-    x = b.placeholder("x", (3, 5))
-    total = b.call("_c10d_functional::wait_tensor", b.call("_c10d_functional::all_reduce", x, "sum", "tp"))
-    return spmd_program(
-        Mesh.grid({"tp": size}), b.finish((total,)), [InputSpec("x", (3, 5), placements=(("tp", VARYING),))]
-    )
+
+    def build(b: GraphBuilder) -> Any:
+        started = b.call("_c10d_functional::all_reduce", b.input("x"), "sum", "tp")
+        return (b.call("_c10d_functional::wait_tensor", started),)
+
+    return spmd_program(Mesh.grid({"tp": size}), [InputSpec("x", (3, 5), placements=(("tp", VARYING),))], build)
 
 
 def run(calls: list[Call], timing: Moment = "issue") -> Run:
@@ -56,7 +56,7 @@ def test_eager_code_gives_what_the_graph_gives(strategy: str, timing: Moment) ->
     decoder, mesh = DECODERS[strategy], Mesh.grid({"tp": 2})
     compared = 0
     for seed in range(8):
-        program = decoder.decode(mesh, drawn_bytes(decoder.width, seed))
+        program = decoder.decode(mesh, random.Random(seed).randbytes(decoder.width))
         try:
             calls = [functional_copy(program.graph_module(rank)) for rank in range(2)]
         except Unsupported:
@@ -120,3 +120,11 @@ def test_code_that_raises_is_an_observation_and_what_is_not_supported_is_none() 
 def test_a_group_that_the_mesh_does_not_have_is_refused() -> None:
     found = run([lambda x: [c10d.wait_tensor.default(c10d.all_reduce.default(x, "sum", "dp"))], right])
     assert "group 'dp', which the mesh does not have" in str(found.ranks[0].error)
+
+
+def test_results_share_memory_where_they_overlap() -> None:
+    def parts(x: torch.Tensor) -> Any:
+        made = x.new_zeros(6)
+        return [made[:3], made[3:], made[2:4], made[:0], 7]
+
+    assert run([parts] * 2).ranks[0].sharing == [0, 1, 0, 3, 4]

@@ -37,3 +37,18 @@ def test_what_a_nest_has_stored_is_read_again_in_the_loops_of_the_next() -> None
     assert scale.tolist() == (-given).tolist()
     assert side.tolist() == (-given[:4]).tolist()
     assert made.view(8, 4).tolist() == (-given[:, None] - given[:4]).tolist()
+
+
+def picked(outer: Any, _: Any) -> None:
+    """Elements of a table that a list of places names. The symbol of a loaded index is Inductor's to replace."""
+    (row,) = outer
+    place = ops.indirect_indexing(ops.load("places", row), 4, check=False)
+    assert not str(place).startswith("indirect")
+    ops.store("made", row, ops.load("table", 2 * place + 1))
+
+
+def test_an_index_that_is_loaded_picks_elements() -> None:
+    table, places, made = torch.arange(8.0), torch.tensor([3, 0, -1]), torch.zeros(3)
+    kernel = LoopKernel((Loops(picked, (3,), ()),), {"table": 0, "places": 1, "made": 2}, frozenset(), {}, {})
+    kernel(table, places, made)
+    assert made.tolist() == [7.0, 1.0, 7.0]
