@@ -114,8 +114,7 @@ class Worker:
 
 
 def start(kind: str) -> Worker:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._inductor.compile_fx", "tcverify.strategies", "tcverify.pytorch.executing"])
+    context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     process = context.Process(target=work, args=(theirs, kind), daemon=True)
     process.start()
