@@ -5,12 +5,14 @@
 #   make quick                  those that what has changed since the last commit reaches, nearest first, for a minute
 #   make gallery                pages of all known classes of defects, and of those found in PyTorch: reports/{gallery,pytorch}/index.html
 #   make docs                   the documentation as a site: site/index.html
+#   make gpu                    all that needs a CUDA device, with a Python that has torch for it: GPU_PYTHON; results in gpu-results/
 #   make lint                   ruff, mypy and import-linter
 #   make dist                   source archive and wheel in dist/; the wheel is installed elsewhere and verifies a pass there
 #   TORCH=2.11.0 make test      with another torch, in a virtual environment of its own: a version or any pip requirement
 #   PYTHON=python3.12 make ...  with another Python (remove the virtual environment first)
 
 PYTHON ?= python3
+GPU_PYTHON ?= $(PYTHON)
 VERIFY_OPTIONS ?= --max-examples 60
 PYTEST_OPTIONS ?= -n auto
 
@@ -27,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test quick gallery docs lint dist clean
+.PHONY: help verify test quick gallery docs gpu lint dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -50,6 +52,10 @@ gallery: $(VENV)/.test
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "written: site/index.html"
+
+# No virtual environment: machines with a device come with the torch that fits it.
+gpu:
+	$(GPU_PYTHON) benchmarks/gpu.py $(GPU_OPTIONS)
 
 # Every check runs, so that one report shows all there is to mend.
 lint: $(VENV)/.dev

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from clock_device import Clock, Lanes
 from clock_profile import random_values
-from clock_tables import markdown, median, micro, number, spearman, within
+from clock_tables import markdown, median, micro, number, reason, spearman, within
 from torch import fx
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
@@ -333,7 +333,7 @@ def measure_ops(clock: Clock, profiles: Mapping[str, DeviceProfile], tiny: bool,
     try:
         calls += collected(of_models(clock.place, tiny), profiles, most, deadline)
     except Exception as error:  # noqa: BLE001 - tracing models is torch's; the drawn programs remain
-        found.refused[f"layers of models, which could not be traced: {_first(error)}"] += 1
+        found.refused[f"layers of models, which could not be traced: {reason(error)}"] += 1
     found.found = len(calls)
     random.Random(0).shuffle(calls)
     for call in calls:
@@ -342,17 +342,12 @@ def measure_ops(clock: Clock, profiles: Mapping[str, DeviceProfile], tiny: bool,
         try:
             call.measured, same = time_op(clock, call.node, 3 if tiny else 5)
         except Exception as error:  # noqa: BLE001 - ops may refuse dtypes, sizes or capture with any error
-            found.refused[f"{call.name}: {_first(error)}"] += 1
+            found.refused[f"{call.name}: {reason(error)}"] += 1
             continue
         found.timed.append(call)
         if not same:
             found.wrong.append(call.what)
     return found
-
-
-def _first(error: BaseException) -> str:
-    said = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {said[0][:160] if said else ''}"
 
 
 # ------------------------------------------------------------------------------------------------------------- tables

@@ -14,7 +14,7 @@ import torch
 from clock_device import Clock, CpuLanes, Lanes
 from clock_ops import close, drawn
 from clock_profile import random_values
-from clock_tables import markdown, median, micro, number, quartiles, spearman
+from clock_tables import markdown, median, micro, number, quartiles, reason, spearman
 from torch.utils import _pytree as pytree
 
 from tcverify.application import InProcess, load_pass
@@ -278,8 +278,7 @@ def measure_schedules(
         try:
             timed = _measured(clock, subject, drawn(strategy, seed, times), profile, hop, (stand_in, times, tiny))
         except Exception as error:  # noqa: BLE001 - ops may refuse dtypes, sizes or capture with any error
-            said = str(error).strip().splitlines()
-            found.refused[f"{type(error).__name__}: {said[0][:160] if said else ''}"] += 1
+            found.refused[reason(error)] += 1
             continue
         if timed is not None:
             found.timed.append(timed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 
@@ -62,3 +63,9 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = ["", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join([*lines, ""])
+
+
+def reason(error: BaseException) -> str:
+    """The first line of an error, whatever numbers it has."""
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {re.sub(r'[0-9]+', 'N', said[0][:160]) if said else ''}"

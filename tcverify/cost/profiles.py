@@ -1,8 +1,8 @@
 """Devices that are known by name, and profiles from TOML files.
 
 Rates of the known devices are peaks that their vendors publish, for dense operands; NVIDIA's data sheets print rates with
-sparsity, which are halved here. Efficiencies, and everything said to be an assumption in `sources`, are estimates: for more
-than the order of magnitude, measure and write a TOML file.
+sparsity, which are halved here. `sources` says what was measured. All else, and efficiencies above all, is an estimate: for more
+than the order of magnitude, measure (benchmarks/gpu_clocks.py) and write a TOML file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,23 @@ _H100 = DeviceProfile(
         "network: one 400 Gb/s NDR InfiniBand port per GPU, as in DGX H100",
         _NCCL,
         _ASSUMED,
+    ),
+)
+
+_H200 = replace(
+    _H100,
+    name="h200",
+    memory_bandwidth=4.8 * _TERA,
+    memory_bytes=150_109_880_320,
+    compute_efficiency=0.79,
+    memory_efficiency=0.79,
+    launch=LaunchCosts(matmul=4.2 * _MICRO, vector=1.5 * _MICRO, comm=6.6 * _MICRO),
+    sources=(
+        "peaks: NVIDIA H200 data sheet; its chip is that of the H100 SXM",
+        "efficiencies and launch costs of compute: fitted to 1,496 ops of drawn programs and Llama layers in CUDA graphs, and to "
+        "products of 8192 × 8192 (bfloat16 783 TFLOP/s, float32 51, float16 676, float8_e4m3fn 1418, int8 931), on one NVIDIA "
+        "H200 with torch 2.11.0 on 2026-11-26: benchmarks/gpu_clocks.py",
+        "interconnects and launch.comm: those of h100-sxm; one device alone does not show them",
     ),
 )
 
@@ -146,7 +163,7 @@ _L4 = DeviceProfile(
 
 #: The known devices by name.
 PROFILES: Mapping[str, DeviceProfile] = {
-    profile.name: profile for profile in (_H100, _A100, _MI300X, _ASCEND_910B, _L4)
+    profile.name: profile for profile in (_H100, _H200, _A100, _MI300X, _ASCEND_910B, _L4)
 }
 
 #: Names that others give to known devices.
@@ -173,7 +190,8 @@ def load_device_profile(name_or_path: str) -> DeviceProfile:
     known = PROFILES.get(_ALSO_CALLED.get(name_or_path, name_or_path.lower()))
     if known is not None:
         return known
-    near = difflib.get_close_matches(name_or_path.lower(), PROFILES, cutoff=0.4)
+    longer = [name for name in PROFILES if name.startswith(name_or_path.lower())]
+    near = longer or difflib.get_close_matches(name_or_path.lower(), PROFILES, cutoff=0.4)
     raise UsageError(
         f"there is no device profile '{name_or_path}'",
         (f"did you mean {' or '.join(near)}? " if near else "")

@@ -37,7 +37,7 @@ def confirming_domain(evidence: Evidence, findings: list[Finding], notes: list[N
 
 def on_cuda(executor: Executor) -> bool:
     """Whether an executor computes on CUDA devices."""
-    return executor.name.endswith("on CUDA")
+    return getattr(executor, "device", "cpu") == "cuda"
 
 
 def worth_confirming(evidence: Evidence, findings: list[Finding], always: bool) -> bool:

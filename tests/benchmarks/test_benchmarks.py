@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
@@ -43,6 +44,14 @@ SMALL: dict[str, tuple[str, tuple[str, ...]]] = {
     "gpu_clocks": (
         "--rehearse",
         (r"rehearsal on the CPU", r"(?m)^name = \"measured\"", r"\| matrix product \| \d+ ", r"\| all \| 8 \| "),
+    ),
+    "gpu_native": (
+        "--rehearse --seconds 300 --workers 2 --programs 12",
+        (r"(?m)^1[12] sound programs, 0 false alarms; 0 planted losses never found", r"kept in fp8 \| 4 \| 4 \|"),
+    ),
+    "gpu_streams": (
+        "--rehearse --seconds 300 --workers 2 --drawn 4",
+        (r"\| TokenSharedByCollectives \| \d+ \| race.* \| wrong value \| \d+ of 20 \| yes \|", r", 0 disagreements\."),
     ),
     "minimise": ("--nodes 50 --limit 2", ("moves alone +cut down first", "transformer, raises, 4 ranks +pass-raised")),
     "multistream": ("--largest 100", (r"(?m)^chain +100 ", r"(?m)^branching +")),
@@ -101,6 +110,15 @@ def test_it_runs_to_its_end(name: str, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     for pattern in expected:
         assert re.search(pattern, ran.stdout), f"no {pattern!r} in\n{ran.stdout}"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_without_a_device_all_is_said_to_be_skipped(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--out", str(tmp_path / "out")]
+    ran = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=100, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr == "There is no CUDA device. Skipped: tests, streams, native, clocks, compile.\n"
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", sorted(set(BENCHMARKS) - PARTS))

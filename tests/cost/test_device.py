@@ -132,10 +132,10 @@ def test_an_unknown_name_is_an_error_that_names_the_nearest() -> None:
     with pytest.raises(UsageError) as error:
         load_device_profile("h100")
     assert "no device profile 'h100'" in error.value.message
-    assert "did you mean h100-sxm" in str(error.value.hint)
+    assert "did you mean h100-sxm?" in str(error.value.hint)
     with pytest.raises(UsageError) as error:
         load_device_profile("zzz")
-    assert str(error.value.hint).startswith("Known devices: h100-sxm, a100-sxm-80gb")
+    assert str(error.value.hint).startswith("Known devices: h100-sxm, h200, a100-sxm-80gb")
 
 
 # ---------------------------------------------------------------------------------------------------------- TOML files

@@ -254,7 +254,7 @@ def test_mutated_inputs_come_back(pool: Pools) -> None:
 
 def test_a_sound_rewrite_differs_by_rounding_at_most(pool: Pools) -> None:
     comparison = pool(2).compare(norm(rewritten=False), norm(rewritten=True))
-    assert comparison.executor == ("gloo on CUDA" if ON_CUDA else "gloo")
+    assert comparison.executor == ("gloo (CUDA)" if ON_CUDA else "gloo")
     assert [delta.rank for delta in comparison.deltas] == [0, 1]
     assert all(d.problem is None and d.difference <= 1e-14 * d.scale for d in comparison.deltas)
 
@@ -412,6 +412,6 @@ def test_nccl_agrees_with_lockstep() -> None:
     program = norm(rewritten=True)
     with ProcessGroupPool(2, device="cuda") as cuda:
         run = cuda.run(program)
-    assert run.executor == "nccl on CUDA"
+    assert run.executor == "nccl"
     for before, after in zip(Lockstep().run(program).ranks, run.ranks, strict=True):
         assert torch.allclose(before.outputs[0], after.outputs[0], rtol=1e-12)

@@ -81,10 +81,11 @@ class ProcessGroupPool:
             raise UsageError(f"'{device}' is not a device of process groups", "use cpu or cuda")
         if not 0 < timeout <= 86400:
             raise UsageError(f"a time-out of {timeout} s is not between 0 and 86400 s")
-        self.name = backend_of(device, world_size) + (" on CUDA" if device == "cuda" else "")
+        backend = backend_of(device, world_size)
+        self.name: str = "gloo (CUDA)" if (device, backend) == ("cuda", "gloo") else backend
+        self.device = device
         self.world_size = world_size
         self.timeout = timeout
-        self._device = device
         self._core = choose_core(core) if device == "cpu" else None
         self._start_group = start_group
         self._group: RankGroupProtocol | None = None
@@ -120,7 +121,7 @@ class ProcessGroupPool:
             ExecutorError: they cannot be started: no such backend, no device, no memory.
         """
         if self._group is None:
-            self._group = self._start_group(self.world_size, self._device, self._core, self.timeout)
+            self._group = self._start_group(self.world_size, self.device, self._core, self.timeout)
 
     def run(self, program: Program, *, observe: bool = False, domain: Domain = FLOAT64) -> Run:
         """Run a program; outputs and observed values come back exactly. See `Executor.run`.
