@@ -104,7 +104,7 @@ class Note:
             literal is a few ulps away from what the original's literals give), "native-aside" (the rewritten graph could not
             run in its own dtypes), "coarser-dtype" (the pass rounds values to a dtype coarser than those of the original,
             which only the native domain judges), "small-sizes" (the program is too large to run; its sizes after scaling down) or
-            "not-confirmed" (it has more ranks than process groups have here).
+            "not-confirmed" (it has more ranks than process groups have here, or a domain that the executor does not have).
         detail: one sentence.
     """
 

@@ -154,7 +154,7 @@ def normalise(text: str, *directories: Path) -> str:
         (r"[\d.e+]+ times the\s+rounding\s+error", "1e9 times the rounding error"),
         (r"(?m)^ *[~^]+ *\n", ""),
         (r",\s+by\s+the\s+programs\s+that\s+were\s+traced", ""),  # before Python 3.12
-        (r"(?m)^((?:tcverify|torch|python|hypothesis|platform|cores|nccl|streams)  +)\S.*$", r"\1…"),
+        (r"(?m)^((?:tcverify|torch|python|hypothesis|platform|cores|cuda)  +)\S.*$", r"\1…"),
     ):
         text = re.sub(pattern, replacement, text)
     return text

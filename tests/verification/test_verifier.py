@@ -433,6 +433,35 @@ def test_an_executor_that_fails_makes_the_verdict_inconclusive() -> None:
     assert (verdict.status, verdict.doubts[0].reason) == ("inconclusive", "executor-failed")
 
 
+class _OnDevice(_Elsewhere):
+    """The same, as an executor whose ranks compute on a device. Notes the domains that it is given."""
+
+    device = "cuda"
+
+    def __init__(self) -> None:
+        super().__init__(lambda comparison: self.domains.append(comparison.domain))
+        self.domains: list[str] = []
+
+
+def test_a_device_confirms_exact_programs_in_float64() -> None:
+    device = _OnDevice()
+    verdict = verify(lambda gm: gm, reduce_then_norm(), confirm=device, domain="exact")
+    assert verdict.status == "passed"
+    assert device.domains == ["float64"]
+
+
+def test_what_the_exact_domain_alone_shows_is_not_confirmed_on_a_device() -> None:
+    def hardly_scaled(gm: fx.GraphModule) -> None:
+        insert(gm, "rms_norm", torch.ops.aten.mul.Tensor, 1.0 + 2**-46)
+
+    device = _OnDevice()
+    verdict = verify(hardly_scaled, reduce_then_norm(), confirm=device, domain="exact", always_confirm=True)
+    assert [f.kind for f in verdict.findings] == ["wrong-value"]
+    assert device.domains == []
+    (note,) = [note for note in verdict.notes if note.reason == "not-confirmed"]
+    assert note.detail == "the exact domain computes on the CPU alone; judged in lockstep only"
+
+
 def test_unknown_checks_are_refused() -> None:
     with pytest.raises(UsageError, match="there is no check 'magic'"):
         verify(lambda gm: gm, reduce_then_norm(), checks=["magic"])
