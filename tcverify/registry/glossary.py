@@ -80,7 +80,7 @@ GLOSSARY: dict[str, str] = {
         "the number domain in which all values are residues modulo a prime. Without rounding, differences of "
         "any size show."
     ),
-    "executor": "what runs programs: lockstep, a process group (gloo or NCCL, on the CPU or on CUDA devices), or streams, simulated or real.",
+    "executor": "what runs programs: lockstep, a process group (gloo or NCCL, on CPUs or GPUs), or streams, simulated or real.",
     "exposed communication": (
         "the time during which communication is in flight and nothing computes. Passes that reorder for "
         "overlap try to reduce it."

@@ -444,9 +444,16 @@ class _OnDevice(_Elsewhere):
 
 
 def test_a_device_confirms_exact_programs_in_float64() -> None:
+    def negate_twice(gm: fx.GraphModule) -> None:
+        insert(gm, "rms_norm", torch.ops.aten.neg.default)
+        insert(gm, "neg", torch.ops.aten.neg.default)
+
+    elsewhere = _OnDevice()
+    elsewhere.device = "cpu"
+    assert verify(negate_twice, reduce_then_norm(), confirm=elsewhere, domain="exact").status == "passed"
+    assert elsewhere.domains == ["exact:0"]
     device = _OnDevice()
-    verdict = verify(lambda gm: gm, reduce_then_norm(), confirm=device, domain="exact")
-    assert verdict.status == "passed"
+    assert verify(negate_twice, reduce_then_norm(), confirm=device, domain="exact").status == "passed"
     assert device.domains == ["float64"]
 
 
