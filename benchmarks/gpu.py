@@ -23,13 +23,13 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 #: Tests that need a device, or take one for their ranks.
 TESTS = (
-    "tests/execution/streams/test_cuda_streams.py",
+    "tests/execution/streams/test_on_cuda.py",
     "tests/execution/test_pool.py",
     "tests/ops/test_nccl.py",
     "tests/cli/test_cuda.py",
 )
 #: Share of the time of each section.
-SECTIONS = {"tests": 0.22, "streams": 0.14, "native": 0.2, "clocks": 0.22, "compile": 0.22}
+SECTIONS = {"tests": 0.16, "streams": 0.13, "native": 0.27, "clocks": 0.17, "compile": 0.27}
 #: Most lines of what a section prints beside its tables, where it fails.
 MOST_LINES = 15
 

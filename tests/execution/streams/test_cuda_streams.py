@@ -11,7 +11,7 @@ import torch
 
 from tcverify.errors import ExecutorError, InternalError, UsageError
 from tcverify.execution import RankResult, Run, StreamOrder, explore, explore_on_cuda
-from tcverify.execution.streams.cuda_streams import CudaDevice, Device, compare_orders, explore_on, run_launches
+from tcverify.execution.streams.cuda_streams import CudaDevice, compare_orders, run_launches
 from tcverify.execution.streams.device_memory import DeviceMemory
 from tcverify.execution.streams.issue import IssuedRank, issue
 from tcverify.execution.streams.launches import (
@@ -25,23 +25,11 @@ from tcverify.execution.streams.launches import (
 )
 from tcverify.execution.streams.queues import StreamOp
 from tcverify.execution.streams.simulated import QueuedDevice
-from tcverify.passes import Multistream
-from tcverify.program import Mesh, Program
-from tcverify.verification.verifier import verify
+from tcverify.program import Mesh
+from tests.support.device_programs import ONE, STREAMS, cross, every_op, reduced, seen_of
 from tests.support.lowered import Build, Lowering, program
 from tests.support.programs import TP2
 from tests.support.random_lowered import MESH, draw
-from tests.support.stream_programs import Builder, is_lowered, lowered
-from tests.support.stream_programs import program as lowerable
-
-ONE = Mesh.grid({"dp": 1, "tp": 1})
-TWO = Mesh.grid({"dp": 1, "tp": 2})
-STREAMS = [
-    StreamOrder("starve", stream=0),
-    StreamOrder("starve", stream=1),
-    StreamOrder("random", seed=1),
-    StreamOrder("random", seed=2),
-]
 
 
 def op(stream: int, *after: int, enters: tuple[tuple[int, ...], ...] = ()) -> StreamOp:
@@ -51,23 +39,6 @@ def op(stream: int, *after: int, enters: tuple[tuple[int, ...], ...] = ()) -> St
 def ranks(*ops: Sequence[StreamOp]) -> list[IssuedRank]:
     (some, *_), _ = issue(program(cross, mesh=ONE))
     return [replace(some, rank=rank, ops=list(one)) for rank, one in enumerate(ops)]
-
-
-def cross(b: Lowering, *, waits: bool = True, joins: bool = True) -> Any:
-    """mm on stream 0, relu of it on stream 1, joined by the output."""
-    product = b.mm(b.x)
-    out = b.relu(b.wait(product, 1, *([b.record(product)] if waits else [])))
-    done = b.record(out, 1)
-    return b.wait(out, 0, *([done] if joins else []))
-
-
-def reduced(b: Lowering, *, waits: bool = True) -> Any:
-    """mm on stream 0, all_reduce of it on stream 1, relu of that on stream 0, which may not wait for it."""
-    product = b.mm(b.x)
-    total = b.reduce(b.wait(product, 1, b.record(product)))
-    done = b.record(total, 1)
-    out = b.relu(b.wait(total, 0, *([done] if waits else [])))
-    return b.wait(out, 0, b.record(out, 0))
 
 
 # ---------------------------------------------------------------------------------------------------------- the plan
@@ -170,14 +141,6 @@ def seen(*builds: Build, orders: Sequence[StreamOrder] = tuple(STREAMS), **optio
     return {text for _, text in found}
 
 
-def seen_of(
-    one: Program, orders: Sequence[StreamOrder], device: Device | None = None, **options: str
-) -> set[tuple[int, str]]:
-    """What goes wrong on which rank."""
-    found = explore_on(QueuedDevice() if device is None else device, one, orders=orders, **options)
-    return {(o.rank, f"{o.text.split(' on CUDA')[0]} in {o.order}") for o in found}
-
-
 def test_a_missing_wait_shows_when_what_it_misses_is_late() -> None:
     assert seen(cross) == set()
     assert seen(lambda b: cross(b, waits=False)) == {"output 0 in starve stream 0, on CUDA"}
@@ -252,10 +215,6 @@ def test_a_collective_that_is_not_waited_for_shows() -> None:
     assert seen(lambda b: reduced(b, waits=False)) == {"output 0 in starve stream 1, on CUDA"}
 
 
-def every_op(issued: Sequence[IssuedRank]) -> list[StreamOrder]:
-    return [StreamOrder("early", rank=one.rank, op=number) for one in issued for number in range(len(one.ops))]
-
-
 @pytest.mark.parametrize("first", range(0, 120, 40))
 @pytest.mark.parametrize("mesh", [ONE, MESH], ids=["one rank", "four ranks"])
 def test_queues_with_delays_show_the_wrong_outputs_that_the_stream_executor_finds(first: int, mesh: Mesh) -> None:
@@ -314,63 +273,9 @@ def test_ranks_meet_on_the_device() -> None:
     assert racy == {(rank, "output 0 in starve stream 1, on CUDA") for rank in (0, 1)}
 
 
-# ------------------------------------------------------------------------------------------------------ CUDA devices
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_without_a_device_it_says_so() -> None:
     with pytest.raises(ExecutorError, match="no CUDA device"):
         explore_on_cuda(program(cross, mesh=ONE))
     with pytest.raises(ExecutorError, match="no CUDA device 0"):
         CudaDevice()
-
-
-@needs_cuda
-def test_cuda_a_sound_program_is_right_under_delays() -> None:
-    assert explore_on_cuda(program(cross, mesh=ONE), seeds=range(5)) == []
-    assert explore_on_cuda(program(reduced, mesh=TP2), seeds=range(5)) == []
-
-
-@needs_cuda
-def test_cuda_a_missing_wait_shows_under_delay() -> None:
-    found = explore_on_cuda(program(lambda b: cross(b, waits=False), mesh=ONE))
-    assert [(o.kind, o.order) for o in found] == [("output", "starve stream 0, on CUDA")]
-    found = explore_on_cuda(program(lambda b: cross(b, joins=False), mesh=ONE))
-    assert [(o.kind, o.order) for o in found] == [("output", "starve stream 1, on CUDA")]
-
-
-@needs_cuda
-def test_cuda_a_collective_that_is_not_waited_for_shows() -> None:
-    found = explore_on_cuda(program(lambda b: reduced(b, waits=False), mesh=TP2))
-    assert {(o.rank, o.order) for o in found} == {(0, "starve stream 1, on CUDA"), (1, "starve stream 1, on CUDA")}
-
-
-@needs_cuda
-def test_cuda_shows_the_wrong_outputs_that_queues_show() -> None:
-    wrong = 0
-    for seed in range(3, 10):
-        drawn = draw(seed, TWO)
-        issued, _ = issue(drawn.program)
-        orders = every_op(issued)
-        found = explore(drawn.program, orders=orders)
-        assert found is not None
-        adversary = {(o.rank, o.text.split(" differs")[0]) for o in found.observations if o.kind == "output"}
-        queues = seen_of(drawn.program, orders)
-        device = seen_of(drawn.program, orders, CudaDevice())
-        assert bool(device) == bool(queues), (seed, device, queues)
-        assert {(rank, text.split(" in ")[0]) for rank, text in device} <= adversary, (seed, device)
-        wrong += bool(device)
-    assert wrong > 1
-
-
-@needs_cuda
-def test_cuda_deep_verification_runs_the_streams_on_the_device() -> None:
-    def build(b: Builder) -> Any:
-        return b.add(b.mm(b.all_reduce(b["x"])), b.mm(b.mm(b["r"])))
-
-    original = lowerable(build)
-    assert is_lowered(lowered(original))
-    verdict = verify(Multistream(), original, deep=True)
-    assert verdict.status == "passed", (verdict.findings, verdict.doubts)
