@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 from torch import fx
@@ -18,12 +19,16 @@ class EditPlace(NamedTuple):
     Attributes:
         what: "creates", "erases", "rewires", "moves" or "retargets" (assigns `node.target`).
         function: the function that contains the line.
+        caller_file, caller_line, caller_function: the line of another function of the pass that called it, if there is one.
     """
 
     what: str
     file: str
     line: int
     function: str
+    caller_file: str = ""
+    caller_line: int = 0
+    caller_function: str = ""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
@@ -49,6 +54,7 @@ class EditRecorder:
         self._scope = scope
         self._found: dict[fx.Node, dict[EditPlace, None]] = {}
         self._creating = False
+        self._outside: FrameType | None = None  # what applies the pass
 
     def taken(self) -> dict[str, tuple[EditPlace, ...]]:
         """The locations that edited each node, by its name, in order."""
@@ -58,6 +64,7 @@ class EditRecorder:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Record inside the block."""
+        self._outside = sys._getframe(2)  # behind this one and contextlib's
         before: list[tuple[type, str, Any]] = [
             (fx.Graph, name, fx.Graph.__dict__[name]) for name in ("create_node", "erase_node")
         ]
@@ -68,6 +75,7 @@ class EditRecorder:
         try:
             yield
         finally:
+            self._outside = None
             for owner, name, method in before:
                 setattr(owner, name, method)
 
@@ -106,18 +114,27 @@ class EditRecorder:
     def _note(self, what: str, nodes: list[Any]) -> None:
         if not nodes:
             return
-        frame = sys._getframe(2)
-        while frame is not None and self._scope.of(frame.f_code.co_filename) is None:
-            frame = frame.f_back  # type: ignore[assignment]
+        frame = self._of_the_pass(sys._getframe(2))
         if frame is None:
             return
-        code = frame.f_code
-        place = EditPlace(
-            what, self._scope.of(code.co_filename) or "", frame.f_lineno, getattr(code, "co_qualname", code.co_name)
-        )
+        caller = self._of_the_pass(frame.f_back)
+        while caller is not None and caller.f_code is frame.f_code:  # it calls itself
+            caller = self._of_the_pass(caller.f_back)
+        place = EditPlace(what, *self._place(frame), *(() if caller is None else self._place(caller)))
         for node in nodes:
             if isinstance(node, fx.Node):
                 self._found.setdefault(node, {})[place] = None
+
+    def _of_the_pass(self, frame: FrameType | None) -> FrameType | None:
+        while frame is not None and frame is not self._outside:
+            if self._scope.of(frame.f_code.co_filename) is not None:
+                return frame
+            frame = frame.f_back
+        return None
+
+    def _place(self, frame: FrameType) -> tuple[str, int, str]:
+        code = frame.f_code
+        return self._scope.of(code.co_filename) or "", frame.f_lineno, getattr(code, "co_qualname", code.co_name)
 
 
 __all__ = ["EditPlace", "EditRecorder"]

@@ -47,7 +47,7 @@ class HygieneFindings:
         self._strict = replace(record.contract, strict=True)
         self._smallest: dict[tuple[str, str], tuple[Program, bool]] = {}
         self._known = {(entry.kind, entry.fingerprint) for entry in plan.told}
-        self._lines: set[tuple[str, str, int]] = set()
+        self._lines: set[tuple[str, tuple[str, int, str]]] = set()
 
     def note(self, program: Program, deep: bool, verdict: Verdict) -> None:
         """Take note of what a program shows."""
@@ -89,7 +89,7 @@ class HygieneFindings:
         if self._is_known(case):
             return False
         self._known.add((kind, fingerprint_of(case)))
-        self._lines.update((kind, line.file, line.line) for line in case.made_by[:1])
+        self._lines.update((kind, line.place) for line in case.made_by[:1])
         write_counterexample(case, self._plan.report_dir)
         self._record.find(case)
         return True
@@ -103,7 +103,7 @@ class HygieneFindings:
 
     def _is_known(self, case: Counterexample) -> bool:
         kind = case.finding.kind
-        lines = {(kind, line.file, line.line) for line in case.made_by[:1]}
+        lines = {(kind, line.place) for line in case.made_by[:1]}
         return bool(lines & self._lines) or (kind, fingerprint_of(case)) in self._known
 
     def _verify(self, program: Program, *, deep: bool) -> Verdict:

@@ -60,6 +60,7 @@ class EditingLine:
     Attributes:
         what: "creates", "erases", "rewires", "moves" or "retargets".
         file: as seen from the current directory, or from its package on.
+        caller: "FILE:LINE in FUNCTION" of the pass that called the function, if that is called from several lines; or "".
     """
 
     node: str
@@ -67,9 +68,16 @@ class EditingLine:
     file: str
     line: int
     function: str
+    caller: str = ""
+
+    @property
+    def place(self) -> tuple[str, int, str]:
+        """Where the pass made the edit: the line, and for whom."""
+        return self.file, self.line, self.caller
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function} ({self.what} '{self.node}')"
+        called = f", called at {self.caller}" if self.caller else ""
+        return f"{self.file}:{self.line} in {self.function} ({self.what} '{self.node}'){called}"
 
 
 @dataclass(frozen=True)
@@ -325,7 +333,7 @@ def decode_counterexample(data: Any, where: str) -> Counterexample:
 def _made_by(data: Any) -> EditingLine:
     texts = (_typed(data[key], str) for key in ("node", "what", "file", "function"))
     node, what, file, function = texts
-    return EditingLine(node, what, file, _typed(data["line"], int), function)
+    return EditingLine(node, what, file, _typed(data["line"], int), function, _typed(data.get("caller", ""), str))
 
 
 def _typed(value: Any, kind: type) -> Any:

@@ -91,7 +91,7 @@ class TerminalReport:
 
     def _found(self, case: Counterexample) -> None:
         """Show a counterexample: whole, unless one of its kind was shown that the same lines of the pass have made."""
-        lines = frozenset((one.file, one.line) for one in case.made_by)
+        lines = frozenset(one.place for one in case.made_by)
         row = (repr(case.facts), case.finding.kind, lines) if lines else (case.id,)
         before = self._rows.setdefault(row, case.id)
         say(self.console)

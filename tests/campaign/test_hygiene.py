@@ -51,6 +51,7 @@ def test_a_pass_that_forgets_metadata_passes_and_one_small_case_is_kept(tmp_path
     (case,) = finished.hygiene
     assert (case.finding.kind, case.finding.severity) == ("stale-metadata", "hygiene")
     assert case.program.size <= 2
+    assert {line.caller for line in case.made_by} == {""}
     kept = read_counterexample(tmp_path / "reports" / case.id / FILE_NAME)
     assert (kept.finding, kept.contract.strict) == (case.finding, True)
     again = verify(InProcess(prepare_pass(forgets_metadata, "", {})), kept.program, contract=kept.contract)
@@ -69,6 +70,41 @@ def forgets_two_ways(gm: fx.GraphModule) -> fx.GraphModule:
         norm.replace_all_uses_with(once, delete_user_cb=lambda user, new=once: user is not new)
     gm.recompile()
     return gm
+
+
+def multiply(node: fx.Node, by: float) -> None:
+    with node.graph.inserting_after(node):
+        new = node.graph.call_function(torch.ops.aten.mul.Tensor, (node, by))
+    node.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+
+
+def multiplies_sums(gm: fx.GraphModule) -> fx.GraphModule:
+    for node in list(gm.graph.nodes):
+        if "all_reduce" in str(node.target):
+            multiply(node, 1.0)  # sums
+    gm.recompile()
+    return gm
+
+
+def multiplies_norms(gm: fx.GraphModule) -> fx.GraphModule:
+    for node in list(gm.graph.nodes):
+        if "rms_norm" in str(node.target) and isinstance(node.meta["val"], torch.Tensor):
+            multiply(node, 1.0)  # norms
+    gm.recompile()
+    return gm
+
+
+@pytest.mark.parametrize(("pass_", "words"), [(multiplies_sums, "sums"), (multiplies_norms, "norms")])
+def test_the_caller_of_a_helper_that_several_lines_call_is_named(tmp_path: Path, pass_: Any, words: str) -> None:
+    (case,) = campaign(tmp_path, pass_, max_examples=40).hygiene
+    made = case.made_by[0]
+    source = Path(__file__).read_text().splitlines()
+    number = next(number for number, text in enumerate(source, 1) if text.endswith(f"# {words}"))
+    assert made.function == "multiply"
+    assert made.caller == f"{made.file}:{number} in {pass_.__name__}"
+    assert str(made).endswith(f", called at {made.caller}")
+    kept = read_counterexample(tmp_path / "reports" / case.id / FILE_NAME)
+    assert kept.made_by == case.made_by
 
 
 def test_each_cause_has_a_case_and_one_line_of_the_pass_is_one_cause(tmp_path: Path) -> None:
