@@ -46,9 +46,9 @@ def main(rank, folder):
         good = got.shape == expected.shape and torch.allclose(got, expected)
         shown = [(list(one.shape), one.flatten()[:4].tolist()) for one in (expected, got)]
         print(f"rank {rank}: expected {shown[0]}, got {shown[1]}", flush=True)
-    except torch._dynamo.exc.Unsupported:
-        raise  # the step does not come to the pass
     except Exception as error:
+        if "has no attribute 'all_input_nodes'" not in str(error):
+            raise  # another error is not this defect
         good = False
         print(f"rank {rank}: expected a compiled step, got {type(error).__name__}: {str(error)[:200]}", flush=True)
     torch.save(good, f"{folder}/{rank}")

@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+import traceback
 import warnings
 
 import torch
@@ -42,9 +43,9 @@ def main(rank, folder):
             got = torch.compile(step, fullgraph=True, dynamic=False)(x, y)
         good = all(torch.allclose(a, b) for a, b in zip(expected, got))
         print(f"rank {rank}: expected equal results, got {good}", flush=True)
-    except torch._dynamo.exc.Unsupported:
-        raise  # the step does not come to the pass
     except Exception as error:
+        if "AssertionError" not in str(error) or "bucketing.py" not in traceback.format_exc():
+            raise  # another error is not this defect
         good = False
         print(f"rank {rank}: expected compiled code, got {type(error).__name__}: {str(error)[:200]}", flush=True)
     torch.save(good, f"{folder}/{rank}")
