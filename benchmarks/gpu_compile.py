@@ -292,7 +292,7 @@ def again(path: Path, device: torch.device) -> int:
 @click.option("--seconds", type=float, default=100.0, show_default=True, help="Bound of the whole, from the start.")
 @click.option("--out", type=click.Path(path_type=Path), help="Where findings are kept.")
 @click.option(
-    "--workers", type=click.IntRange(1), default=max(1, min(12, (os.cpu_count() or 1) - 2)), show_default=True
+    "--workers", type=click.IntRange(1), default=max(1, min(10, (os.cpu_count() or 1) - 2)), show_default=True
 )
 @click.option("--programs", type=click.IntRange(1), default=1_000_000, help="At most.  [default: as time permits]")
 @click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="Number of the first program.")

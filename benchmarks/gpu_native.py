@@ -134,7 +134,7 @@ def planted(first: int, step: int) -> Iterator[tuple[str, int]]:
 @click.option("--programs", type=click.IntRange(1), default=2000, show_default=True, help="Sound programs.")
 @click.option("--rehearse", is_flag=True, help="Ranks on the CPU in the place of a CUDA device.")
 @click.option(
-    "--workers", type=click.IntRange(1), default=max(1, min(5, (os.cpu_count() or 2) // 2)), help="Processes."
+    "--workers", type=click.IntRange(1), default=max(1, min(4, (os.cpu_count() or 2) // 2)), help="Processes."
 )
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Where all that is not sound is written.")
 def main(seconds: float, programs: int, rehearse: bool, workers: int, out: Path | None) -> None:
