@@ -285,7 +285,7 @@ class Outcome:
         cause: one line: what differs and where, or why that is not known; findings with the same are counted once.
         detail: all that is known of it.
         program: as it is kept, of a finding: with the options that it needs.
-        known: the folder in reports/pytorch of a defect that explains it.
+        known: the folders in reports/pytorch of the defects that may explain it.
         on_cpu: whether the CPU's code shows a finding, too: then it does not lie in the code for the device.
     """
 
@@ -397,34 +397,39 @@ ALWAYS = (
     "torch:joint_graph_passes",
     "torch:post_grad_passes",
     "torch:reinplace",
-    "torch:fx_graph_cse",
 )
 
 
 def known_as(program: Program, outcome: Outcome) -> str:
-    """The defect in reports/pytorch that may explain a finding: it lies in a function that raises, or shows in a part."""
+    """The defects in reports/pytorch that may explain a finding.
+
+    One lies in a function that raises, or each shows in a part of the program, with the options that it needs.
+    """
     pattern = ProgramPattern(program)
     told = pytree.tree_leaves(list(program.options.values()))
     subjects = {*ALWAYS, f"torch:{outcome.subject}", *(f"torch:comms.{one}" for one in told)}
     kinds = next((kinds for cause, kinds in SHOWS.items() if outcome.cause.startswith(cause)), ())
-    for finding, part in known_defects():
+    found = []
+    for finding, case in known_defects():
         path, _, function = finding.cause.partition(":")
         if f'{path}"' in outcome.detail and f"in {function.rpartition('.')[2]}\n" in outcome.detail:
             return finding.folder.name
-        here = finding.subject in subjects
-        if here and finding.kind in kinds and part is not None and part.within(pattern):
-            return finding.folder.name
-    return ""
+        if case is None or finding.subject not in subjects or finding.kind not in kinds:
+            continue
+        same = program.options.items() >= case.options.items()
+        if same and ProgramPattern(case).within(pattern):
+            found.append(finding.folder.name)
+    return ", ".join(found)
 
 
 @functools.cache
-def known_defects() -> list[tuple[TorchFinding, ProgramPattern | None]]:
-    """Defects of this version, each with the pattern of the program that shows it."""
+def known_defects() -> list[tuple[TorchFinding, Program | None]]:
+    """Defects of this version, each with the program that shows it, if there is one."""
     found = []
     for one in read_findings(Path(__file__).parents[1] / "reports" / "pytorch"):
         if one.shows_in(torch.__version__.split("+")[0]) is not False:
             case = one.counterexample
-            found.append((one, ProgramPattern(read_counterexample(case).program) if case else None))
+            found.append((one, read_counterexample(case).program if case else None))
     return found
 
 

@@ -87,6 +87,16 @@ def test_results_that_are_nan_are_wrong_unless_values_come_close_to_the_range(
     assert programs.judged(program, reference, eager, after).reason == "overflow"
 
 
+def test_a_defect_is_known_by_a_part_of_the_program_and_by_the_options_that_it_needs(programs: ModuleType) -> None:
+    name = "overlap-reorders-collectives"
+    case = next(case for finding, case in programs.known_defects() if finding.folder.name == name)
+    wrong, hangs = (programs.Outcome(0, "compile", cause=cause) for cause in ("wrong-value: output N", "ranks wait"))
+    assert programs.known_as(case, wrong) == name
+    assert programs.known_as(case, hangs) == ""
+    assert programs.known_as(replace(case, options={**case.options, "compiled_ranks": "all"}), wrong) == ""
+    assert programs.known_as(replace(case, options={}), wrong) == ""
+
+
 def test_results_that_lie_otherwise_in_memory_differ(programs: ModuleType) -> None:
     def rank(output: torch.Tensor, given: torch.Tensor) -> RankResult:
         return RankResult(0, outputs=[output], inputs=[given], input_names=["x"])
