@@ -24,9 +24,8 @@ from torch.utils import _pytree as pytree
 from tcverify.campaign.patterns import ProgramPattern
 from tcverify.cases.counterexample import read_counterexample
 from tcverify.checks.values.native import native_differences
-from tcverify.domains import NATIVE
 from tcverify.errors import TcverifyError, Unsupported
-from tcverify.execution import Comparison, Lockstep, RankResult, Run, rounding_noise
+from tcverify.execution import Comparison, Lockstep, RankResult, Run, range_used, rounding_noise
 from tcverify.execution.asynchrony import TIMINGS
 from tcverify.ops import schema_of
 from tcverify.program import Doubt, Mesh, Program, dumps
@@ -60,9 +59,6 @@ TOKENS = (1, 2, 3, 17, 43)
 
 #: Defects that can be planted: another result of one rank, kernels that leave out their last element, no waits, a crash.
 PLANTS = ("value", "block", "wait", "crash")
-
-#: Where values use less of the range of their dtypes, results that are not finite have not left that by rounding.
-RANGE = 2.0**-10
 
 #: Seconds in which options are left out of a program with a finding.
 SHRINKING = 10.0
@@ -289,7 +285,7 @@ class Outcome:
         cause: one line: what differs and where, or why that is not known; findings with the same are counted once.
         detail: all that is known of it.
         program: as it is kept, of a finding: with the options that it needs.
-        known: the folder in reports/pytorch of a defect that explains it.
+        known: the folders in reports/pytorch of the defects that may explain it.
         on_cpu: whether the CPU's code shows a finding, too: then it does not lie in the code for the device.
     """
 
@@ -401,34 +397,39 @@ ALWAYS = (
     "torch:joint_graph_passes",
     "torch:post_grad_passes",
     "torch:reinplace",
-    "torch:fx_graph_cse",
 )
 
 
 def known_as(program: Program, outcome: Outcome) -> str:
-    """The defect in reports/pytorch that may explain a finding: it lies in a function that raises, or shows in a part."""
+    """The defects in reports/pytorch that may explain a finding.
+
+    One lies in a function that raises, or each shows in a part of the program, with the options that it needs.
+    """
     pattern = ProgramPattern(program)
     told = pytree.tree_leaves(list(program.options.values()))
     subjects = {*ALWAYS, f"torch:{outcome.subject}", *(f"torch:comms.{one}" for one in told)}
     kinds = next((kinds for cause, kinds in SHOWS.items() if outcome.cause.startswith(cause)), ())
-    for finding, part in known_defects():
+    found = []
+    for finding, case in known_defects():
         path, _, function = finding.cause.partition(":")
         if f'{path}"' in outcome.detail and f"in {function.rpartition('.')[2]}\n" in outcome.detail:
             return finding.folder.name
-        here = finding.subject in subjects
-        if here and finding.kind in kinds and part is not None and part.within(pattern):
-            return finding.folder.name
-    return ""
+        if case is None or finding.subject not in subjects or finding.kind not in kinds:
+            continue
+        same = program.options.items() >= case.options.items()
+        if same and ProgramPattern(case).within(pattern):
+            found.append(finding.folder.name)
+    return ", ".join(found)
 
 
 @functools.cache
-def known_defects() -> list[tuple[TorchFinding, ProgramPattern | None]]:
-    """Defects of this version, each with the pattern of the program that shows it."""
+def known_defects() -> list[tuple[TorchFinding, Program | None]]:
+    """Defects of this version, each with the program that shows it, if there is one."""
     found = []
     for one in read_findings(Path(__file__).parents[1] / "reports" / "pytorch"):
         if one.shows_in(torch.__version__.split("+")[0]) is not False:
             case = one.counterexample
-            found.append((one, ProgramPattern(read_counterexample(case).program) if case else None))
+            found.append((one, read_counterexample(case).program if case else None))
     return found
 
 
@@ -441,28 +442,15 @@ def judged(program: Program, reference: Run, before: Run, after: Run) -> tuple[s
     if not after.finished:
         return ("ranks wait forever" if after.hang else "ranks disagree on a collective"), after.why
     comparison: Comparison = Lockstep().compare_runs(before, after, reference)
-    said = native_differences(comparison, lambda: rounding_noise(program, reference))
+    said = native_differences(comparison, lambda: rounding_noise(program, reference), lambda: range_used(program))
     for one in said:
         if not isinstance(one, Doubt):
             return f"{one.kind}: {re.sub(r'[0-9]+', 'N', one.title)}", f"{one.title}\n{one.detail}"
-        if one.reason == "overflow" and range_used(program) < RANGE:
-            return (
-                "wrong-value: an output is not finite",
-                f"{one.detail}, which no value of the original comes close to",
-            )
     for expected, actual in zip(before.ranks, after.ranks, strict=True):
         other = other_layout(expected, actual)
         if other is not None:
             return f"wrong-layout: {other[0]}", f"on rank {actual.rank}, {other[1]}"
     return next((one for one in said if isinstance(one, Doubt)), None)
-
-
-def range_used(program: Program) -> float:
-    """The largest magnitude of any value, as a share of the range of its dtype."""
-    run = Lockstep().run(program, observe=True, domain=NATIVE)
-    values = [value for rank in run.ranks for value in pytree.tree_leaves(rank.values)]
-    floating = [v for v in values if isinstance(v, torch.Tensor) and v.is_floating_point() and v.numel()]
-    return max((float(v.abs().max()) / torch.finfo(v.dtype).max for v in floating), default=0.0)
 
 
 def other_layout(expected: RankResult, actual: RankResult) -> tuple[str, str] | None:

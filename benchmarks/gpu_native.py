@@ -28,7 +28,7 @@ from tcverify import verify
 from tcverify.checks.values.native import native_differences
 from tcverify.domains import NATIVE
 from tcverify.errors import TcverifyError
-from tcverify.execution import ProcessGroupPool, rounding_noise
+from tcverify.execution import ProcessGroupPool, range_used, rounding_noise
 from tcverify.program import Finding, Program
 from tests.mutants.rounding import PLANTED, SHOWING, SOUND, long_program
 
@@ -69,7 +69,10 @@ def judged(name: str, rewrite: object, program: Program, pool: ProcessGroupPool)
     reference = next((run.reference for run in verdict.runs if run.domain == "native"), None)
     if reference is None:
         return "inconclusive", f"{name}: no reference in lockstep"
-    found = native_differences(comparison, lambda: rounding_noise(program, reference))
+    versions = program, verdict.pair.rewritten
+    found = native_differences(
+        comparison, lambda: rounding_noise(program, reference), lambda: max(map(range_used, versions))
+    )
     wrong = [one for one in found if isinstance(one, Finding)]
     if wrong:
         alike = verdict.status == "refuted"

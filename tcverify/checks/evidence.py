@@ -6,6 +6,7 @@ Providers define how a kind is collected, one file each in `tcverify.verificatio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -153,6 +154,11 @@ class Evidence:
     def noise(self) -> Mapping[str, Noise]:
         """Measure the effect of rounding to the program's own dtypes on the original's outputs, by label."""
         return self.take("rounding") or {}
+
+    def range_used(self) -> float:
+        """Measure the largest share of the range of its dtype that a value of either version uses; infinite if that fails."""
+        found: float | None = self.take("range")
+        return math.inf if found is None else found
 
 
 @dataclass(slots=True)

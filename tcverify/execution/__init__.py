@@ -18,7 +18,7 @@ from tcverify.execution.named_executors import (
     start_executor,
 )
 from tcverify.execution.process_group.pool import ProcessGroupPool
-from tcverify.execution.rounding import Noise, rounding_noise
+from tcverify.execution.rounding import Noise, range_used, rounding_noise
 from tcverify.execution.streams.cuda_streams import explore_on_cuda
 from tcverify.execution.streams.exploration import Exploration, StreamOrder, explore
 from tcverify.execution.streams.observations import Event
@@ -61,6 +61,7 @@ __all__ = [
     "of_any_size",
     "overlapped_starts",
     "pooled_rms",
+    "range_used",
     "register_executor",
     "rounding_noise",
     "run_at_extreme",

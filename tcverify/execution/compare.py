@@ -25,9 +25,10 @@ class Delta:
         expected, actual: the original's and the rewritten value there.
         problem: set when the two cannot be compared by size: other shape, other NaN pattern, other storage sharing.
         discrete: whether the problem is one of values that do not differ by size: integers, booleans, NaN or inf.
-        overflow: the rewritten value is infinite where the original is finite.
+        overflow: the rewritten value is infinite where the original is finite; in the native domain, infinite or NaN.
         rms: root mean square of the differences over the finite elements.
         elements: how many there are.
+        undefined: in the native domain, how the rewritten value is NaN where the original is finite; empty if it is nowhere.
         own: in the native domain, the original's own largest error; `difference` is the rewritten value's then, both
             against the original in float64. `own_rms` is the root mean square of the original's, `dtype` its dtype there.
         equal: in the native domain, whether both versions computed the same numbers.
@@ -44,6 +45,7 @@ class Delta:
     problem: str | None = None
     alias: bool = False
     overflow: bool = False
+    undefined: str = ""
     discrete: bool = False
     rms: float = 0.0
     elements: int = 0
@@ -105,6 +107,10 @@ def _errors(delta: Delta, exact: Any, expected: torch.Tensor, actual: Any) -> De
     comparable = exact.isfinite() & own.isfinite()
     finite = comparable & new.isfinite()
     found.overflow = bool((comparable & ~finite).any())
+    undefined = (comparable & new.isnan()).nonzero()
+    if len(undefined):
+        where = tuple(int(i) for i in undefined[0])
+        found.undefined = f"at {list(where)} it is nan where float64 gives {float(exact[where]):.9g}"
     found.elements = int(finite.sum())
     if not found.elements:
         return found

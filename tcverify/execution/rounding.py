@@ -94,6 +94,34 @@ def rounding_noise(program: Program, reference: Run) -> dict[str, Noise]:
     return found
 
 
+def range_used(program: Program) -> float:
+    """The largest share of the range of its dtype that a value of the program uses; infinite if a value is infinite.
+
+    Raises:
+        UnsupportedOp: an op has no meaning.
+    """
+    largest = 0.0
+
+    def see(value: Any) -> None:
+        nonlocal largest
+        for tensor in _tensors(value):
+            if tensor.is_floating_point() and tensor.numel():
+                magnitude = tensor.double().abs().nan_to_num_(0.0, math.inf)
+                largest = max(largest, float(magnitude.max()) / torch.finfo(tensor.dtype).max)
+
+    def watcher(rank: int, inputs: list[torch.Tensor]) -> Watch:
+        see(inputs)
+
+        def watch(step: PlanStep, args: list[Any], kwargs: dict[str, Any], value: Any) -> Any:
+            see(value)
+            return value
+
+        return watch
+
+    run_watched(program, watcher, domain=NATIVE)
+    return largest
+
+
 def _scatter(roots: list[float]) -> float:
     mean = fmean(roots)
     return pstdev(roots) / mean if mean and math.isfinite(mean) else 0.0
@@ -265,4 +293,4 @@ def _terms(step: PlanStep, args: list[Any], value: Any) -> int:
     return max(1, max(o.numel() for o in operands) // max(1, results[0].numel()))
 
 
-__all__ = ["RERUNS", "Noise", "rounding_noise"]
+__all__ = ["RERUNS", "Noise", "range_used", "rounding_noise"]

@@ -19,6 +19,7 @@ EVIDENCE: Registry[Callable[..., Any]] = Registry(
         "exact-difference": "tcverify.verification.evidence.exact_difference:explain_difference",
         "conditioning": "tcverify.verification.evidence.measures:conditioning",
         "rounding": "tcverify.verification.evidence.measures:rounding",
+        "range": "tcverify.verification.evidence.measures:largest_range",
         "op-laws": "tcverify.verification.evidence.measures:op_laws",
     }
 )

@@ -69,23 +69,32 @@ def test_an_exception_of_inductor_is_a_finding_with_its_place(
     assert outcome.cause.startswith("Inductor raises InductorError: KeyError: 'gone'")
 
 
-def test_results_that_are_not_finite_are_wrong_unless_values_come_close_to_the_range(
+def test_results_that_are_nan_are_wrong_unless_values_come_close_to_the_range(
     programs: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, program = programs.drawn(0, "wait")
-    assert 0 < programs.range_used(program) < programs.RANGE
-    calls = [lambda *_, k=k: infinite(k) for k in range(program.world_size)]
+    calls = [lambda *_, k=k: undefined(k) for k in range(program.world_size)]
     originals = [programs.placed(program.graph_module(rank), CPU) for rank in range(program.world_size)]
 
-    def infinite(rank: int) -> object:
-        return programs.pytree.tree_map(lambda v: v * float("inf"), eager.ranks[rank].outputs)
+    def undefined(rank: int) -> object:
+        return programs.pytree.tree_map(lambda v: v * float("nan"), eager.ranks[rank].outputs)
 
     eager = programs.run_calls(program, originals, CPU)
     reference = programs.Lockstep().run(program)
     after = programs.run_calls(program, calls, CPU)
-    assert programs.judged(program, reference, eager, after)[0] == "wrong-value: an output is not finite"
+    assert programs.judged(program, reference, eager, after)[0].startswith("wrong-value: output N is wrong")
     monkeypatch.setattr(programs, "range_used", lambda _: 0.5)
     assert programs.judged(program, reference, eager, after).reason == "overflow"
+
+
+def test_a_defect_is_known_by_a_part_of_the_program_and_by_the_options_that_it_needs(programs: ModuleType) -> None:
+    name = "overlap-reorders-collectives"
+    case = next(case for finding, case in programs.known_defects() if finding.folder.name == name)
+    wrong, hangs = (programs.Outcome(0, "compile", cause=cause) for cause in ("wrong-value: output N", "ranks wait"))
+    assert programs.known_as(case, wrong) == name
+    assert programs.known_as(case, hangs) == ""
+    assert programs.known_as(replace(case, options={**case.options, "compiled_ranks": "all"}), wrong) == ""
+    assert programs.known_as(replace(case, options={}), wrong) == ""
 
 
 def test_results_that_lie_otherwise_in_memory_differ(programs: ModuleType) -> None:

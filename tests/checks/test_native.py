@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from tcverify import Verdict, verify
-from tcverify.checks.values.native import LARGEST, RMS, OutputErrors, errors_of, native_differences
+from tcverify.checks.values.native import LARGEST, RANGE, RMS, OutputErrors, errors_of, native_differences
 from tcverify.domains import NATIVE
 from tcverify.execution import (
     Comparison,
@@ -22,6 +22,7 @@ from tcverify.execution import (
     ProcessGroupPool,
     RankResult,
     pooled_rms,
+    range_used,
     rounding_noise,
 )
 from tcverify.execution.compare import compare_native
@@ -215,6 +216,7 @@ def test_what_is_new_out_of_range_is_overflow(value: float) -> None:
     (delta,) = compare_native(result(wide(1, 70000)), result(half(1, 2)), result(half(1, value)))
     assert delta.overflow
     assert delta.elements == 1
+    assert delta.undefined == ("at [1] it is nan where float64 gives 70000" if math.isnan(value) else "")
 
 
 def test_where_the_original_is_out_of_range_nothing_is_compared() -> None:
@@ -239,7 +241,7 @@ def test_outputs_that_come_to_share_storage_are_seen_in_the_native_domain_too() 
     one = half(1)
     deltas = compare_native(result(wide(1), wide(1)), result(half(1), half(1)), result(one, one))
     assert [d.alias for d in deltas if d.problem] == [True]
-    assert native_differences(_compared(deltas), dict)[0].kind == "wrong-alias"  # type: ignore[union-attr]
+    assert native_differences(_compared(deltas), dict, never)[0].kind == "wrong-alias"  # type: ignore[union-attr]
 
 
 def test_the_root_mean_square_of_several_tensors() -> None:
@@ -262,8 +264,12 @@ def _delta(rms: float, largest: float, own: float = 0.0, elements: int = 10**6, 
     )
 
 
-def judged(delta: Delta, found: Noise) -> Any:
-    said = native_differences(_compared([delta]), lambda: {"output 0": found})
+def never() -> Any:
+    raise AssertionError("measured")
+
+
+def judged(delta: Delta, found: Noise, used: float = 0.0) -> Any:
+    said = native_differences(_compared([delta]), lambda: {"output 0": found}, lambda: used)
     return said[0] if said else None
 
 
@@ -286,13 +292,10 @@ def test_few_elements_have_wider_limits() -> None:
 
 
 def test_noise_is_measured_only_where_the_rewritten_version_is_worse() -> None:
-    def never() -> Mapping[str, Noise]:
-        raise AssertionError("measured")
-
-    assert native_differences(_compared([_delta(1.1, 1.1, own=1.0)]), never) == []
+    assert native_differences(_compared([_delta(1.1, 1.1, own=1.0)]), never, never) == []
     same = _delta(3.0, 3.0, own=1.0)
     same.equal = True
-    assert native_differences(_compared([same]), never) == []
+    assert native_differences(_compared([same]), never, never) == []
 
 
 def test_a_finding_says_its_limit_and_where_it_comes_from() -> None:
@@ -384,12 +387,76 @@ def multiplied(*factors: float) -> Callable[[fx.GraphModule], None]:
     return rewrite
 
 
+def constant(dtype: torch.dtype, scale: float) -> Program:
+    return program(lambda b, x: b.call("aten::mul.Tensor", x, 1.0), dtype, kind="constant", scale=scale)
+
+
 def test_new_overflow_of_a_narrow_dtype_is_inconclusive() -> None:
-    made = program(lambda b, x: b.call("aten::mul.Tensor", x, 1.0), F16, kind="constant", scale=4.0)
-    assert native(multiplied(32768.0, 1 / 32768.0), made).doubts[0].reason == "overflow"
-    assert native(multiplied(1024.0, 1 / 1024.0), made).status == "passed"
-    in_bf16 = program(lambda b, x: b.call("aten::mul.Tensor", x, 1.0), BF16, kind="constant", scale=4.0)
-    assert native(multiplied(32768.0, 1 / 32768.0), in_bf16).status == "passed"
+    assert native(multiplied(32768.0, 1 / 32768.0), constant(F16, 4.0)).doubts[0].reason == "overflow"
+    assert native(multiplied(1024.0, 1 / 1024.0), constant(F16, 4.0)).status == "passed"
+    assert native(multiplied(32768.0, 1 / 32768.0), constant(BF16, 4.0)).status == "passed"
+
+
+def put(build: Callable[[fx.Graph, fx.Node], fx.Node]) -> Callable[[fx.GraphModule], None]:
+    """A pass that replaces the product by what is built of it."""
+
+    def rewrite(gm: fx.GraphModule) -> None:
+        product = next(n for n in gm.graph.nodes if n.name == "mul")
+        users = list(product.users)
+        with gm.graph.inserting_before(users[0]):
+            made = build(gm.graph, product)
+        for user in users:
+            user.replace_input_with(product, made)
+        gm.recompile()
+
+    return rewrite
+
+
+def over_underflow(graph: fx.Graph, x: fx.Node) -> fx.Node:
+    """x · (2⁻⁴⁰x / 2⁻⁴⁰x)."""
+    small = graph.call_function(torch.ops.aten.mul.Tensor, (x, 2.0**-40))
+    one = graph.call_function(torch.ops.aten.div.Tensor, (small, small))
+    return graph.call_function(torch.ops.aten.mul.Tensor, (x, one))
+
+
+def minus_overflow(graph: fx.Graph, x: fx.Node) -> fx.Node:
+    """x + (32768·x − 32768·x)."""
+    large = graph.call_function(torch.ops.aten.mul.Tensor, (x, 32768.0))
+    nothing = graph.call_function(torch.ops.aten.sub.Tensor, (large, large))
+    return graph.call_function(torch.ops.aten.add.Tensor, (x, nothing))
+
+
+def test_a_new_nan_that_no_overflow_explains_is_refuted() -> None:
+    (finding,) = native(put(over_underflow), constant(F16, 4.0)).findings
+    assert finding.kind == "wrong-value"
+    assert (finding.data["domain"], finding.detail) == ("native", "at [0, 0] it is nan where float64 gives 4")
+    assert native(put(over_underflow), constant(BF16, 4.0)).status == "passed"
+
+
+def test_a_nan_of_an_overflow_is_inconclusive() -> None:
+    verdict = native(put(minus_overflow), constant(F16, 4.0))
+    assert (verdict.status, [doubt.reason for doubt in verdict.doubts]) == ("inconclusive", ["overflow"])
+    assert native(put(over_underflow), constant(F16, 100.0)).doubts[0].reason == "overflow"
+    assert native(put(minus_overflow), constant(BF16, 4.0)).status == "passed"
+
+
+def test_a_nan_that_rounding_explains_is_inconclusive() -> None:
+    nan = Delta(0, "output 0", overflow=True, undefined="at [0] it is nan where float64 gives 1e-09")
+    assert judged(nan, Noise(0.0, 0.0)).kind == "wrong-value"
+    assert judged(nan, Noise(math.inf, 0.0)).reason == "ill-conditioned"
+    assert judged(nan, Noise(0.0, 0.0), used=RANGE).reason == "overflow"
+
+
+def test_the_range_used_is_that_of_any_value() -> None:
+    def by(factor: float) -> Program:
+        return program(
+            lambda b, x: b.call("aten::mul.Tensor", b.call("aten::mul.Tensor", x, factor), 1 / factor),
+            F16, kind="constant", scale=4.0,
+        )  # fmt: skip
+
+    assert range_used(by(0.5)) == pytest.approx(4 / 65504)  # of the input
+    assert range_used(by(2.0)) == pytest.approx(8 / 65504)
+    assert range_used(by(32768.0)) == math.inf
 
 
 def test_what_underflows_is_a_loss_of_precision() -> None:
@@ -420,7 +487,7 @@ def test_process_groups_judge_by_the_same_limits(pool: Callable[[int], ProcessGr
     name = "a residual of bf16 is kept in fp8"
     there = native(PLANTED[name], made, confirm=pool(2), always_confirm=True).runs[-1]
     assert there.executor == "gloo"
-    (finding,) = native_differences(there, lambda: rounding_noise(made, LOCKSTEP.run(made)))
+    (finding,) = native_differences(there, lambda: rounding_noise(made, LOCKSTEP.run(made)), never)
     assert isinstance(finding, Finding)
     assert finding.data["executor"] == "gloo"
 

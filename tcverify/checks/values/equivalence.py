@@ -53,7 +53,7 @@ def _judged(evidence: Evidence) -> list[Said]:
                 Finding("rewritten-raises", "equivalence", title, error.message, error.node, failed.rank, data)
             )
         elif comparison.domain == "native":
-            found += native_differences(comparison, evidence.noise)
+            found += native_differences(comparison, evidence.noise, evidence.range_used)
         else:
             found += differences(comparison, evidence.probe)
         if found:

@@ -24,7 +24,9 @@ inside of fused
   almost zero), it varies like that of these few: the variation of the noise between its reruns, beyond what n elements explain,
   then replaces 1 / √n.
 
-If the rewritten version leaves the range of its dtype and the original does not (fp16: 65504), the verdict is inconclusive. A
+If the rewritten version leaves the range of its dtype and the original does not (fp16: 65504), the verdict is inconclusive. Of a
+new NaN, too, if it may come from that. It may not if no value of either version is infinite or exceeds RANGE of the range of its
+dtype; then the output is refuted, unless the noise turns the original to NaN as well. A
 discrete value that differs is refuted only if the original computes the same value in float64 as in its own dtypes and the noise
 does not flip it.
 """
@@ -33,7 +35,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tcverify.execution import Comparison, Delta, Noise, pooled_rms
 from tcverify.program.finding import Doubt, Finding
@@ -42,16 +44,20 @@ from tcverify.program.finding import Doubt, Finding
 RMS = 1.0
 LARGEST = 2.0
 SCATTER = 3.0
+RANGE = 2.0**-10
 
 #: Errors up to this multiple of the original's own are accepted, whatever the noise is; this covers most programs.
 NO_WORSE = 1.25
 
 
-def native_differences(comparison: Comparison, noise: Callable[[], Mapping[str, Noise]]) -> list[Finding | Doubt]:
+def native_differences(
+    comparison: Comparison, noise: Callable[[], Mapping[str, Noise]], range_used: Callable[[], float]
+) -> list[Finding | Doubt]:
     """Judge one comparison: at most one finding, about the output that exceeds its limit most.
 
     Args:
         noise: measures the noise of the original's outputs, by label; costly, so called only when needed.
+        range_used: measures the share of the range of its dtype that any value of either version uses; called only when needed.
     """
     by_label: dict[str, list[Delta]] = {}
     for delta in comparison.deltas:
@@ -69,6 +75,13 @@ def native_differences(comparison: Comparison, noise: Callable[[], Mapping[str, 
                 doubts.append(Doubt("ill-conditioned", f"{label} flips when values are rounded"))
                 continue
             return [_wrong(problem, comparison)]
+        undefined = next((d for d in deltas if d.undefined), None)
+        if undefined is not None and range_used() < RANGE:
+            known = noise() if known is None else known
+            if math.isinf(known.get(label, _NONE).largest):
+                doubts.append(Doubt("ill-conditioned", f"{label} is nan or not, by how values are rounded"))
+                continue
+            return [_wrong(replace(undefined, problem=undefined.undefined), comparison)]
         if any(d.overflow for d in deltas):
             doubts.append(Doubt("overflow", f"{label} leaves the range of its dtype after the pass"))
             continue
@@ -178,4 +191,4 @@ def _wrong(delta: Delta, comparison: Comparison) -> Finding:
     return Finding(kind, "equivalence", title, delta.problem or "", None, delta.rank, data)
 
 
-__all__ = ["LARGEST", "RMS", "SCATTER", "OutputErrors", "errors_of", "native_differences"]
+__all__ = ["LARGEST", "RANGE", "RMS", "SCATTER", "OutputErrors", "errors_of", "native_differences"]

@@ -1,4 +1,4 @@
-"""Evidence on the original alone: `conditioning`, `rounding`, `op-laws`. All are costly and rarely needed."""
+"""Evidence on programs alone: `conditioning`, `rounding`, `range`, `op-laws`. All are costly and rarely needed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache, partial
 
 from tcverify.checks import Evidence
 from tcverify.checks.values.op_laws import law_needed
-from tcverify.execution import Noise, rounding_noise
+from tcverify.execution import Noise, range_used, rounding_noise
 from tcverify.program import Doubt, Program
 
 
@@ -21,6 +21,12 @@ def rounding(evidence: Evidence) -> Mapping[str, Noise]:
     """The effect on outputs of rounding to the program's own dtypes, by label."""
     assert evidence.request is not None
     return rounding_noise(evidence.pair.original, evidence.request.baseline)
+
+
+def largest_range(evidence: Evidence) -> float:
+    """The largest share of the range of its dtype that a value of either version uses."""
+    versions = (evidence.pair.original, evidence.pair.rewritten)
+    return max(range_used(one) for one in versions if one is not None)
 
 
 def op_laws(evidence: Evidence) -> Callable[[Program], Doubt | None]:
