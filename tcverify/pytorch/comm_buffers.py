@@ -21,7 +21,7 @@ from tcverify.pytorch.micro_pipeline import symmetric_memory
 from tcverify.pytorch.ordering import final_order
 from tcverify.pytorch.schedule_reading import names_of_nodes, read_schedule
 from tcverify.pytorch.schedules import NodeSchedule, OrderPromise
-from tcverify.pytorch.scheduling import CommsPass
+from tcverify.pytorch.scheduling import CommsPass, told_to_inductor
 
 ONE_SHOT = "symm_mem::one_shot_all_reduce"
 
@@ -58,16 +58,13 @@ class CommLowering(CommsPass):
 
     @classmethod
     def settings(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        told = {
-            key: value
-            for key, value in options.items()
-            if key not in ("effects", "one_shot_all_reduce_threshold_bytes")
-        }
+        told = told_to_inductor(options)
+        largest = told.pop("one_shot_all_reduce_threshold_bytes")
         return {
             **told,
             "reorder_for_compute_comm_overlap": False,
             "_collective.auto_select": True,
-            "_collective.one_shot_all_reduce_threshold_bytes": options["one_shot_all_reduce_threshold_bytes"],
+            "_collective.one_shot_all_reduce_threshold_bytes": largest,
         }
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule | None:

@@ -12,7 +12,7 @@ from torch import fx
 from tcverify.application.pair import Defect
 from tcverify.pytorch.schedule_reading import names_of_nodes, read_schedule
 from tcverify.pytorch.schedules import NodeSchedule, OrderPromise
-from tcverify.pytorch.scheduling import CommsPass, ScheduleSeen
+from tcverify.pytorch.scheduling import CommsPass, ScheduleSeen, told_to_inductor
 
 
 class DecideOrdering(CommsPass):
@@ -36,7 +36,7 @@ class DecideOrdering(CommsPass):
 
     @classmethod
     def settings(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        told = {key: value for key, value in options.items() if key not in ("effects", "passes")}
+        told = told_to_inductor(options)
         passes = list(options["passes"])
         return {
             **told,

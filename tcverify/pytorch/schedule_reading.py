@@ -49,6 +49,7 @@ class _Storages:
         from torch._inductor import ir
 
         self._classes: Partition[str] = Partition()
+        self._packs: dict[str, set[str]] = {}  # the buffers that an op returns, by the name of the op's own
         self.children: dict[str, list[str]] = {}
         self.whole: dict[str, str] = {}
         own: dict[str, int] = {}
@@ -59,6 +60,9 @@ class _Storages:
                 others = {*buffer.get_mutations(), *buffer.get_aliases()}
                 if isinstance(getattr(buffer.node, "layout", None), ir.NonOwningLayout):
                     pieces[name] = next(iter(buffer.get_aliases()))
+                    continue
+                if len(others) > 1 and not buffer.node.has_tensor_output():
+                    self._packs[name] = others
                     continue
                 for other in others:
                     self._join(name, other)
@@ -75,6 +79,8 @@ class _Storages:
 
     def of(self, name: str) -> frozenset[str]:
         """The storages of a buffer, by the name of one of those in it."""
+        if name in self._packs:
+            return frozenset().union(*map(self.of, self._packs[name]))
         root = self._classes.of(name)
         inside = (self.of(piece) for piece, whole in self.whole.items() if whole == root)
         return frozenset({root}).union(*inside)

@@ -39,6 +39,11 @@ class ScheduleStep:
     place: int = 0
 
     @property
+    def stays(self) -> bool:
+        """Whether it has an effect besides its result."""
+        return self.role != "compute" and not self.op.startswith("symm_mem::")
+
+    @property
     def communicates(self) -> bool:
         """Whether it takes part in the order of communication."""
         return self.role in ("collective", "opaque")
@@ -71,8 +76,8 @@ class NodeSchedule:
         return replace(self, units=tuple(tuple(known[name] for name in unit) for unit in units))
 
     def only(self, names: Collection[str]) -> NodeSchedule:
-        """These nodes of it, those that communicate, and what waits."""
-        units = (tuple(one for one in unit if one.name in names or one.role != "compute") for unit in self.units)
+        """These nodes of it, those that communicate, and what waits. One-shot collectives are functions: unused ones may go."""
+        units = (tuple(one for one in unit if one.name in names or one.stays) for unit in self.units)
         return replace(self, units=tuple(unit for unit in units if unit))
 
 
@@ -99,14 +104,17 @@ class OrderPromise:
 
 
 def resolve_waits(steps: Sequence[ScheduleStep]) -> tuple[ScheduleStep, ...]:
-    """Let each wait read what the collective reads for which it waits: the last one that writes its storage."""
+    """Let each wait read what the collective reads for which it waits: the last one that writes its storage.
+
+    What the collective reads and writes has waits of its own.
+    """
     made: list[ScheduleStep] = []
     for step in steps:
         if step.role == "wait":
             starts = (one for one in reversed(made) if one.role == "collective" and one.writes & step.writes)
             start = next(starts, None)
             if start is not None:
-                step = replace(step, reads=step.reads | start.reads)
+                step = replace(step, reads=step.reads | (start.reads - start.writes))
         made.append(step)
     return tuple(made)
 

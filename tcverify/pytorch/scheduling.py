@@ -14,13 +14,31 @@ from tcverify.errors import Unsupported
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compiling import compile_graph, example_inputs, inductor
 from tcverify.pytorch.effects import define_shapes, effects_as
-from tcverify.pytorch.end_to_end.pipeline import Pipeline
+from tcverify.pytorch.end_to_end.pipeline import Code, Pipeline
 from tcverify.pytorch.functional import functional_copy
 from tcverify.pytorch.schedule_reading import names_of_nodes, read_schedule
 from tcverify.pytorch.schedules import NodeSchedule, OrderPromise, Role, defects_of_call, find_rank_disagreement
 
 #: Options that are not settings of Inductor.
-_OURS = ("effects", "passes_before")
+_OURS = ("effects", "passes_before", "passes")
+
+
+def uneven(snode: Any) -> float:
+    """A time in milliseconds that follows from the number of a node. Without a GPU, Inductor's own estimates are all 0."""
+    return (int("0" + "".join(filter(str.isdigit, snode.get_name()))) * 37 % 11 + 1) * 1e-2
+
+
+#: The same, for scripts.
+_UNEVEN = """\
+def uneven(snode):
+    \"\"\"A time in milliseconds that follows from the number of a node.\"\"\"
+    return (int("0" + "".join(filter(str.isdigit, snode.get_name()))) * 37 % 11 + 1) * 1e-2"""
+
+
+def told_to_inductor(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are settings of Inductor, `estimate_op_runtime` as a function where it is not Inductor's own."""
+    told = {key: value for key, value in options.items() if key not in _OURS}
+    return {**told, "estimate_op_runtime": uneven} if told.get("estimate_op_runtime") == "uneven" else told
 
 
 class ScheduleSeen(BaseException):
@@ -97,13 +115,21 @@ class CommsPass(TorchPass):
     @classmethod
     def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
         settings = cls.settings(options)
+        estimated = settings.get("estimate_op_runtime") is uneven
+        if estimated:
+            settings["estimate_op_runtime"] = Code(uneven.__name__)
         comms = {name: settings.pop(name) for name in list(settings) if has_setting(name)}
-        return Pipeline(settings=settings, comms=comms, ordered=options["effects"] == "ordered")
+        return Pipeline(
+            settings=settings,
+            comms=comms,
+            ordered=options["effects"] == "ordered",
+            definitions=(_UNEVEN,) if estimated else (),
+        )
 
     @classmethod
     def settings(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """Settings of Inductor."""
-        told = {key: value for key, value in options.items() if key not in _OURS}
+        told = told_to_inductor(options)
         passes = [*options["passes_before"], cls.function]
         return {**told, "reorder_for_compute_comm_overlap": True, "reorder_for_compute_comm_overlap_passes": passes}
 
@@ -238,7 +264,7 @@ class SimpleOverlap(CommsPass):
 
     @classmethod
     def settings(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        told = {key: value for key, value in options.items() if key not in _OURS}
+        told = told_to_inductor(options)
         before = list(options["passes_before"])
         return {
             **told,
@@ -273,4 +299,5 @@ __all__ = [
     "SinkWaits",
     "SinkWaitsIterative",
     "comms_settings",
+    "told_to_inductor",
 ]

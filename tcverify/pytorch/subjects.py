@@ -171,6 +171,7 @@ _SCHEDULER_DRAWS: Mapping[str, Sequence[Any]] = {
     "reorder_for_peak_memory": (True, False),
     "reorder_for_locality": (True, False),
     "aggressive_fusion": _FLAG,
+    "estimate_op_runtime": ("default", "uneven"),
 }
 _FINAL_DRAWS = {name: values for name, values in _SCHEDULER_DRAWS.items() if name != "passes_before"}
 _BUDGETS = (0.2, 0.0, 1.0)

@@ -131,6 +131,17 @@ def test_small_all_reduces_become_one_shot():
 
 
 @mapping
+def test_an_all_reduce_that_nobody_reads_may_go_once_it_is_one_shot():
+    def unread(b: Any) -> Any:
+        x = b.input("x")
+        reduced(b, b.call("aten::mm", x, x))
+        return b.call("aten::sin", x)
+
+    assert kinds(CommLowering(), program(unread)) == set()
+    assert kinds(CommLowering(one_shot_all_reduce_threshold_bytes=0), program(unread)) == set()
+
+
+@mapping
 def test_mapped_memory_that_is_returned_is_found():
     """Found in torch, see reports/pytorch/comm-buffer-returned: the guard against it does not see it."""
 

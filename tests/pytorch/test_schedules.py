@@ -78,6 +78,14 @@ def test_a_wait_reads_what_its_collective_reads():
     assert judged(schedule(*resolve_waits([start, wait, step("c", "x", "z")])), "a c b") == []
 
 
+def test_waits_for_results_of_one_collective_may_swap():
+    start = step("a", "s t", "s t", "collective", "tp")
+    waits = step("b", "s", "s", "wait"), step("c", "t", "t", "wait")
+    given = schedule(*resolve_waits([start, *waits, step("d", "t", "u")]))
+    assert judged(given, "a c b d") == []
+    assert judged(given, "a b d c") == ["dependency"]
+
+
 @pytest.mark.parametrize(("order", "what"), [("a", "lost"), ("a b b", "twice"), ("a b c", "new")])
 def test_other_nodes_than_were_given_are_found(order, what):
     given = schedule(step("a"), step("b"))
@@ -183,6 +191,34 @@ def test_passes_of_torch_are_sound_on_a_sound_program(made):
     assert verify(subject, program()).status == "passed"
     assert subject._given, "the pass was not called"
     assert any(step.role == "collective" for step in subject._given[-1].steps)
+
+
+def coalesced(b: Any) -> Any:
+    """One collective of two operands in place, the second of which is read."""
+    x, w = b.input("x"), b.input("w")
+    both = b.call(C10D + "all_reduce_coalesced", [b.call("aten::mm", x, w), x], "sum", "tp")
+    sums = [b.call(C10D + "wait_tensor", b.getitem(both, number)) for number in range(2)]
+    return b.call("aten::sin", sums[1])
+
+
+def test_operands_of_one_collective_are_storages_of_their_own():
+    subject = SinkWaits()
+    assert verify(subject, program(coalesced)).status == "passed"
+    given = subject._given[-1]
+    (start,) = (step for step in given.steps if step.role == "collective")
+    waits = [step for step in given.steps if step.role == "wait"]
+    assert len(start.writes & given.sizes.keys()) == 2
+    assert [len(one.writes & start.writes) for one in waits] == [1, 1]
+    assert waits[0].writes.isdisjoint(waits[1].writes)
+
+
+def test_an_operand_of_several_that_is_written_after_the_collective_is_found():
+    def late(nodes: list[Any]) -> list[Any]:
+        place = next(i for i, node in enumerate(nodes) if comms.contains_collective(node))
+        return [*nodes[: place - 1], nodes[place], nodes[place - 1], *nodes[place + 1 :]]
+
+    with planted("sink_waits", late):
+        assert "broken-order" in kinds(SinkWaits(), program(coalesced))
 
 
 def test_a_pass_moves_waits():
