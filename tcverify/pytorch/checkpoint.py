@@ -9,6 +9,7 @@ What is loaded is put together by DTensor, and takes the place of the input.
 from __future__ import annotations
 
 import contextlib
+import math
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,9 +67,10 @@ class Checkpoint(TorchPass):
             return None
         ranks = _Ranks(gm.meta, options)
         loaded = {node.name: _asked(ranks.grid, node, str(options.get(node.name, ""))) for node in kept}
-        if options["strided"]:
-            loaded = {name: _strided(layout) for name, layout in loaded.items()}
         saved = {node.name: _saved(options["saved"], loaded[node.name], node, ranks.grid) for node in kept}
+        if options["strided"]:
+            saved = {node.name: _strided(saved[node.name], node, loaded=False) for node in kept}
+            loaded = {node.name: _strided(loaded[node.name], node, loaded=True) for node in kept}
         forget_shardings()
 
         def run(*given: Tensor) -> list[Tensor]:
@@ -107,10 +109,10 @@ class _Ranks:
         storage = {}
         for rank, plan in enumerate(plans):
             for item in plan.items:
-                data = item.tensor_data
-                chunk = torch.zeros(data.chunk.sizes, dtype=data.properties.dtype)
-                if rank == self._rank:
+                with contextlib.nullcontext() if rank == self._rank else disable_proxy_modes_tracing():
                     chunk = self._planners[rank].resolve_data(item).detach().contiguous()
+                if rank != self._rank:
+                    chunk = torch.zeros(chunk.shape, dtype=chunk.dtype)
                 storage[item.index] = self._broadcast(chunk, rank)
         return pickle.loads(pickle.dumps(metadata)), storage  # noqa: S301 - as files of metadata keep it
 
@@ -178,12 +180,23 @@ class _Ranks:
 
 
 def _held(wholes: Mapping[str, Tensor], layouts: Mapping[str, _Layout], rank: int) -> dict[str, Tensor]:
-    """What a rank holds of tensors."""
+    """What a rank holds of tensors. What FSDP shards has been sharded by the others before."""
     found = dict(wholes)
     for name, layout in layouts.items():
-        if layout.grid is not None:
-            mesh = _mesh_of(layout.grid, rank)
-            found[name] = distribute_tensor(wholes[name], mesh, layout.placements, src_data_rank=None)
+        if layout.grid is None:
+            continue
+        whole, mesh = wholes[name], _mesh_of(layout.grid, rank)
+        last = {n: one for n, one in enumerate(layout.placements) if isinstance(one, _StridedShard)}
+        first = [Replicate() if n in last else one for n, one in enumerate(layout.placements)]
+        held = distribute_tensor(whole, mesh, first, src_data_rank=None)
+        for n, placement in last.items():
+            coordinate: Any = mesh.get_coordinate()
+            parts, place = held.to_local().chunk(mesh.size(n), placement.dim), coordinate[n]
+            part = parts[place] if place < len(parts) else parts[0].narrow(placement.dim, 0, 0)
+            held = DTensor.from_local(
+                part, mesh, layout.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+            )
+        found[name] = held
     return found
 
 
@@ -221,7 +234,7 @@ def _saved(how: str, loaded: _Layout, node: fx.Node, grid: Tensor) -> _Layout:
     if how == "plain" or (how == "same" and loaded.grid is None):
         return _Layout()
     placements = loaded.placements or (Replicate(),) * grid.ndim
-    sharded = next((one.dim for one in placements if isinstance(one, Shard | _StridedShard)), 0)
+    sharded = next((one.dim for one in placements if isinstance(one, Shard)), 0)
     shards = (Shard(sharded), Shard((sharded + 1) % dims)) if dims else (Replicate(), Replicate())
     line = grid.flatten()
     if how in ("line", "backwards"):
@@ -230,24 +243,31 @@ def _saved(how: str, loaded: _Layout, node: fx.Node, grid: Tensor) -> _Layout:
         return _Layout(line.reshape(2 if len(line) % 2 == 0 else 1, -1), shards)
     if how == "transposed":
         return _Layout(grid.permute(*reversed(range(grid.ndim))).contiguous(), placements)
-    others: dict[str, Sequence[Placement]] = {
+    others: dict[str, tuple[Placement, ...]] = {
         "same": placements,
-        "turned": [Shard(one.dim) if isinstance(one, _StridedShard) else one for one in reversed(placements)],
-        "replicated": [Replicate()] * grid.ndim,
-        "next": [Shard((one.dim + 1) % dims) if isinstance(one, Shard | _StridedShard) else one for one in placements],
+        "turned": placements[::-1],
+        "replicated": (Replicate(),) * grid.ndim,
+        "next": tuple(Shard((one.dim + 1) % dims) if isinstance(one, Shard) else one for one in placements),
     }
-    return _Layout(grid, tuple(others[how]))
+    return _Layout(grid, others[how])
 
 
-def _strided(layout: _Layout) -> _Layout:
-    """The layout with dims that several mesh dims divide divided by the last of these first, as FSDP does after others."""
-    found = []
+def _strided(layout: _Layout, node: fx.Node, *, loaded: bool) -> _Layout:
+    """The layout that FSDP makes of tensors which others have sharded before: where several mesh dims shard the same dim of a
+    tensor, the first of them shards last.
+
+    Args:
+        loaded: leave uneven shards as they are, which DTensor does not put together. FSDP has them of dim 0 only.
+    """
+    found, grid = list(layout.placements), layout.grid
     for number, one in enumerate(layout.placements):
-        inner = [n for n in range(number + 1, len(layout.placements)) if layout.placements[n] == one]
-        if isinstance(one, Shard) and inner and layout.grid is not None:
-            one = _StridedShard(one.dim, split_factor=torch.Size(layout.grid.shape[n] for n in inner).numel())
-        found.append(one)
-    return _Layout(layout.grid, tuple(found))
+        same = [n for n, other in enumerate(layout.placements) if other == one]
+        if grid is None or not isinstance(one, Shard) or same[0] != number or not same[1:]:
+            continue
+        even = node.meta["val"].shape[one.dim] % math.prod(grid.shape[n] for n in same) == 0
+        if even or (one.dim == 0 and not loaded):
+            found[number] = _StridedShard(one.dim, split_factor=math.prod(grid.shape[n] for n in same[1:]))
+    return _Layout(grid, tuple(found))
 
 
 def _followed(original: fx.Graph, kept: Sequence[fx.Node], traced: fx.Graph) -> fx.Graph:
