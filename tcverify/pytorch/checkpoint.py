@@ -9,8 +9,8 @@ What is loaded is put together by DTensor, and takes the place of the input.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -114,7 +114,7 @@ class _Ranks:
                 if rank != self._rank:
                     chunk = torch.zeros(chunk.shape, dtype=chunk.dtype)
                 storage[item.index] = self._broadcast(chunk, rank)
-        return pickle.loads(pickle.dumps(metadata)), storage  # noqa: S301 - as files of metadata keep it
+        return copy.deepcopy(metadata), storage  # by the same methods as files are written
 
     def load(
         self, wholes: Mapping[str, Tensor], layouts: Mapping[str, _Layout], metadata: Any, storage: Mapping[Any, Tensor]
