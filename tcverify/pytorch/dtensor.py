@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,7 +66,12 @@ class DTensorProgram(TorchPass):
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
         mesh = device_mesh(gm.meta["groups"], gm.meta["world_size"], gm.meta["rank"])
         forget_shardings()
-        traced = _traced(gm, mesh, {name: str(value) for name, value in options.items()})
+        placements = {name: str(value) for name, value in options.items()}
+
+        def run(*given: torch.Tensor) -> Any:
+            return _Run(mesh, placements).run(gm.graph, given)
+
+        traced = trace_ops(run, [node for node in gm.graph.nodes if node.op == "placeholder"])
         return fx.GraphModule(gm, _written(gm.graph, traced))
 
 
@@ -116,28 +121,38 @@ def read_placements(text: str) -> tuple[Placement, ...]:
     return tuple(found)
 
 
-def _traced(gm: fx.GraphModule, mesh: DeviceMesh, options: Mapping[str, str]) -> fx.GraphModule:
-    """What this rank runs, with placeholders in the order of the graph's."""
+def trace_ops(run: Callable[..., Any], placeholders: Sequence[fx.Node], by: str = "DTensor") -> fx.GraphModule:
+    """The ops that a function runs on values like these placeholders, without those that change no result.
+
+    Args:
+        run: it may use DTensors.
+        by: of torch what it calls, for messages.
+
+    Raises:
+        Unsupported: torch says that it does not support this.
+    """
     mode = new_fake_mode()
-    values = []
-    for node in gm.graph.nodes:
-        if node.op == "placeholder":
-            val = node.meta["val"]
-            with mode:
-                values.append(torch.empty_strided(val.shape, val.stride(), dtype=val.dtype))
-
-    def run(*given: torch.Tensor) -> Any:
-        return _Run(mesh, options).run(gm.graph, given)
-
+    with mode:
+        values = [
+            torch.empty_strided(val.shape, val.stride(), dtype=val.dtype)
+            for val in (node.meta["val"] for node in placeholders)
+        ]
     try:
         with torch.no_grad(), shardings_untraced(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
+            traced = make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
     except _CLEAR as error:
         text = str(error).strip()
         if isinstance(error, NotImplementedError) or _DECLINED.search(text):
-            raise Unsupported(f"DTensor: {type(error).__name__}: {' '.join(text.split())[:200]}") from error
+            raise Unsupported(f"{by}: {type(error).__name__}: {' '.join(text.split())[:200]}") from error
         raise
+    live = _live(traced.graph)
+    for node in reversed(traced.graph.nodes):
+        if node not in live:
+            traced.graph.erase_node(node)
+        elif node.op == "get_attr":
+            raise Unsupported(f"{by} makes a constant of rank-dependent values ('{node.target}')")
+    return traced
 
 
 class _Run:
@@ -240,10 +255,7 @@ def _written(original: fx.Graph, traced: fx.GraphModule) -> fx.Graph:
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
     placeholders = [node for node in original.nodes if node.op == "placeholder"]
-    live = _live(traced.graph)
     for node in traced.graph.nodes:
-        if node not in live:
-            continue
         if node.op == "placeholder":
             before = placeholders[len(made)]
             made[node] = graph.placeholder(str(before.target))
@@ -251,8 +263,6 @@ def _written(original: fx.Graph, traced: fx.GraphModule) -> fx.Graph:
         elif node.op == "output":
             (returned,) = (one.args[0] for one in original.nodes if one.op == "output")
             graph.output(_result(returned, [made[one] for one in pytree.tree_leaves(node.args[0])]))
-        elif node.op == "get_attr":
-            raise Unsupported(f"DTensor makes a constant of rank-dependent values ('{node.target}')")
         else:
             made[node] = graph.node_copy(node, lambda one: made[one])
     return graph
@@ -286,4 +296,4 @@ def _live(graph: fx.Graph) -> set[fx.Node]:
     return live
 
 
-__all__ = ["DTensorProgram", "device_mesh", "read_placements"]
+__all__ = ["DTensorProgram", "device_mesh", "read_placements", "trace_ops"]

@@ -26,7 +26,7 @@ VERSIONS = (
 
 #: What a user has to do for the defect to show: what is seen with fewer steps comes first.
 REACHES = {
-    "default": "by the public API as it is: torch.compile, AOTAutograd, DTensor, pipelining",
+    "default": "by the public API as it is: torch.compile, AOTAutograd, DTensor, pipelining, checkpoints",
     "opt-in": "by the public API with a setting, a backend or a group that a user chooses",
     "direct call": "only by calling the pass",
 }

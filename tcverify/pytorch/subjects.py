@@ -293,6 +293,16 @@ _ALL = (
         strategy="dtensor",
     ),
     TorchSubject(
+        "checkpoint", "tcverify.pytorch.checkpoint:Checkpoint",
+        "saves tensors as a distributed checkpoint, and loads them in other layouts",
+        "torch.distributed.checkpoint.default_planner:DefaultSavePlanner", strategy="dtensor",
+        draws={
+            "saved": ("line", "same", "turned", "next", "square", "transposed", "backwards", "replicated", "plain"),
+            "strided": _FLAG, "dedup_save_to_lowest_rank": _FLAG, "enable_plan_caching": _FLAG,
+            "flatten_state_dict": _BOTH, "flatten_sharded_tensors": _BOTH,
+        },
+    ),
+    TorchSubject(
         "pipelining", "tcverify.pytorch.pipelining:PipelineSchedule",
         "runs the stages of a model under a schedule of pipeline parallelism",
         "torch.distributed.pipelining.schedules:get_schedule_class", strategy="pipelining",
