@@ -55,6 +55,11 @@ docs: $(VENV)/.docs
 
 # No virtual environment: machines with a device come with the torch that fits it.
 gpu:
+	@$(GPU_PYTHON) -c 'import torch, hypothesis, jinja2, click, rich, pytest, xdist, pytest_timeout' || { \
+		echo "error: $(GPU_PYTHON) cannot run tcverify and its tests" >&2; \
+		echo "  hint: name a Python that has torch for CUDA, e.g. GPU_PYTHON=/opt/venv/bin/python make gpu;" >&2; \
+		echo "        what else is missing: pip install -e '.[test]'" >&2; \
+		exit 1; }
 	$(GPU_PYTHON) benchmarks/gpu.py $(GPU_OPTIONS)
 
 # Every check runs, so that one report shows all there is to mend.
