@@ -49,11 +49,8 @@ def run(command: list[str], seconds: float) -> tuple[int, str, str]:
         command, cwd=ROOT, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,
     )  # fmt: skip
-    for number, limit in (
-        (signal.SIGINT, seconds),
-        (signal.SIGKILL, 10),
-        (None, 10),
-    ):  # the first lets it tell what it knows
+    # Interrupted, pytest tells what it knows.
+    for number, limit in ((signal.SIGINT, seconds), (signal.SIGKILL, 10), (None, 10)):
         try:
             out, errors = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:

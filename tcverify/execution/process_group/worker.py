@@ -13,6 +13,7 @@ import re
 import signal
 from collections import deque
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any, Literal, TypeAlias
@@ -180,10 +181,11 @@ def _run(
         plan, rank, constants, inputs, observe=observe, domain=job.domain, timing="apart",
         watch=None if place.type == "cpu" else _placing(place),
     )  # fmt: skip
+    placed: AbstractContextManager[Any] = nullcontext() if place.type == "cpu" else place
     answer: Any = None
     while True:
         try:
-            with place, job.domain.running():
+            with placed, job.domain.running():
                 node, event = generator.send(answer)
         except StopIteration as stop:
             result: RankResult = stop.value
