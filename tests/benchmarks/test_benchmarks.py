@@ -117,7 +117,8 @@ def test_without_a_device_all_is_said_to_be_skipped(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--out", str(tmp_path / "out")]
     ran = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=100, check=False)
     assert ran.returncode == 2
-    assert ran.stderr == "There is no CUDA device. Skipped: tests, streams, native, clocks, compile.\n"
+    said = ran.stderr.splitlines()[-1]  # torch may warn that there is no numpy
+    assert said == "There is no CUDA device. Skipped: tests, streams, native, clocks, compile."
     assert not (tmp_path / "out").exists()
 
 

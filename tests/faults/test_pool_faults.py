@@ -216,8 +216,8 @@ def test_ranks_that_do_not_start_are_reported(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_rank_that_cannot_join_says_why(own_pool: ProcessGroupPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_pool, "_device", "cuda")  # past the parent's own check, to a rank without a device
-    monkeypatch.setattr(processes, "_check_backend", lambda device: None)
+    monkeypatch.setattr(own_pool, "device", "cuda")  # past the parent's own check, to a rank without a device
+    monkeypatch.setattr(processes, "_check_backend", lambda device, world_size: None)
     with pytest.raises(ExecutorError, match=r"rank \d cannot join the process group: \w+"):
         own_pool.run(summing())
 
