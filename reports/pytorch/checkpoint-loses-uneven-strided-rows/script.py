@@ -51,7 +51,8 @@ if __name__ == "__main__":
         try:
             dcp.load(loaded, checkpoint_id=f"{folder}/checkpoint")
         except dcp.api.CheckpointException as error:
-            print(f"torch {torch.__version__}: the checkpoint cannot be loaded: {str(error).strip().splitlines()[-1]}")
+            print(f"torch {torch.__version__}: expected rows 0 to {ROWS - 1}; the checkpoint cannot be loaded:")
+            print(str(error).strip().splitlines()[-1])
             sys.exit(1)
     got = loaded["weight"].flatten().tolist()
     print(f"torch {torch.__version__}: expected rows 0 to {ROWS - 1}, loaded {got}")
