@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from clock_device import Clock, Lanes
 from clock_profile import random_values
-from clock_tables import markdown, median, micro, number, reason, spearman, within
+from clock_tables import markdown, median, micro, number, problems, reason, spearman, within
 from torch import fx
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
@@ -389,10 +389,5 @@ def ops_section(found: OpTimes, labels: Sequence[str]) -> str:
             ],
         )
     )  # fmt: skip
-    if found.refused:
-        lines.append("Not measured:")
-        lines.append(markdown(("why", "ops"), [(why, count) for why, count in found.refused.most_common(15)]))
-    if found.wrong:
-        lines.append("Replays that returned something else than a plain run:")
-        lines.append("\n".join(["", *(f"- {what}" for what in found.wrong[:15]), ""]))
+    lines += problems(found.refused, "ops", found.wrong, "Replays that returned something else than a plain run:")
     return "\n".join(lines)

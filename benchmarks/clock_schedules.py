@@ -14,7 +14,7 @@ import torch
 from clock_device import Clock, CpuLanes, Lanes
 from clock_ops import close, drawn
 from clock_profile import random_values
-from clock_tables import markdown, median, micro, number, quartiles, reason, spearman
+from clock_tables import markdown, median, micro, number, problems, quartiles, reason, spearman
 from torch.utils import _pytree as pytree
 
 from tcverify.application import InProcess, load_pass
@@ -397,12 +397,7 @@ def schedules_section(found: ScheduleTimes) -> str:
         "gain predicted", "gain",
     )  # fmt: skip
     lines.append(markdown(columns, rows))
-    if found.refused:
-        lines.append("Not measured:")
-        lines.append(markdown(("why", "programs"), [(why, count) for why, count in found.refused.most_common(12)]))
-    if found.wrong:
-        lines.append("Outputs differ from those of the original program:")
-        lines.append("\n".join(["", *(f"- {what}" for what in found.wrong[:15]), ""]))
+    lines += problems(found.refused, "programs", found.wrong, "Outputs differ from those of the original program:")
     return "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 
@@ -63,6 +64,16 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = ["", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join([*lines, ""])
+
+
+def problems(refused: Counter[str], what: str, wrong: Sequence[str], differs: str) -> list[str]:
+    """What could not be measured, by reason, and what came out otherwise than it has to."""
+    lines = []
+    if refused:
+        lines += ["Not measured:", markdown(("why", what), refused.most_common(15))]
+    if wrong:
+        lines += [differs, "\n".join(["", *(f"- {one}" for one in wrong[:15]), ""])]
+    return lines
 
 
 def reason(error: BaseException) -> str:

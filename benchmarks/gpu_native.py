@@ -177,6 +177,7 @@ def main(seconds: float, programs: int, rehearse: bool, workers: int, out: Path 
     for line in words[:5]:
         print(f"\n- {line}")
     if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
         (out / "gpu_native.txt").write_text("\n".join(words))
     sys.exit(1 if alarms or missed or not ran else 0)
 

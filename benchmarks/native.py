@@ -1,6 +1,6 @@
 """The native domain's limits: false alarms on sound rewrites, planted losses of precision found and missed.
 
-    python benchmarks/native.py [--programs N] [--minutes M] [--shares] [--confirm] [REWRITE]...
+    python benchmarks/native.py [--programs N] [--minutes M] [--shares] [REWRITE]...
 
 Sound rewrites of tests/mutants/rounding.py are applied to drawn programs (mixed, wild and overlap) and to row-parallel products
 of up to 1,024 terms in bf16, fp16 and float32, and judged in lockstep in the native domain. A row per rewrite: programs, those
@@ -15,7 +15,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -25,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not
 
 from tcverify import Verdict, verify
 from tcverify.checks.values.native import errors_of
-from tcverify.execution import ProcessGroupPool, rounding_noise
+from tcverify.execution import rounding_noise
 from tcverify.program import Mesh, Program
 from tcverify.strategies import DECODERS, WORLD_SIZES, all_meshes
 from tests.mutants.rounding import PLANTED, SHOWING, SOUND, long_program
@@ -66,35 +65,29 @@ def shares(verdict: Verdict, program: Program) -> Iterator[float]:
 @click.option("--minutes", type=float, default=60.0, show_default=True, help="Bound for the sound rewrites together.")
 @click.option("--first", type=int, default=0, show_default=True, help="Number of the first program.")
 @click.option("--shares", "with_shares", is_flag=True, help="Measure how much of the limits is used.")
-@click.option("--confirm", is_flag=True, help="Run on gloo as well.")
-def main(
-    rewrites: tuple[str, ...], programs: int, minutes: float, first: int, with_shares: bool, confirm: bool
-) -> None:
+def main(rewrites: tuple[str, ...], programs: int, minutes: float, first: int, with_shares: bool) -> None:
     torch.set_num_threads(1)
     counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     used: dict[str, list[float]] = defaultdict(list)
     stop = time.monotonic() + 60 * minutes
-    with ExitStack() as stack:
-        pools = {n: stack.enter_context(ProcessGroupPool(n, timeout=120)) for n in WORLD_SIZES if confirm}
-        for seed in range(first, first + programs):
-            if time.monotonic() > stop:
-                break
-            program = drawn(seed)
-            for name in rewrites or SOUND:
-                pool = pools.get(program.world_size)
-                verdict = verify(SOUND[name], program, domain="native", checks=["equivalence"], confirm=pool)
-                count = counts[name]
-                count["programs"] += 1
-                count["changed"] += verdict.changed
-                native = [delta for run in verdict.runs if run.domain == "native" for delta in run.deltas]
-                count["rounded"] += verdict.changed and not all(delta.equal for delta in native)
-                count["refuted"] += verdict.status == "refuted"
-                count["inconclusive"] += verdict.status == "inconclusive"
-                if verdict.status != "passed":
-                    what = verdict.findings or verdict.doubts
-                    print(f"  {name}, program {seed}: {what[0]}", flush=True)
-                if with_shares and verdict.changed:
-                    used[name] += shares(verdict, program)
+    for seed in range(first, first + programs):
+        if time.monotonic() > stop:
+            break
+        program = drawn(seed)
+        for name in rewrites or SOUND:
+            verdict = verify(SOUND[name], program, domain="native", checks=["equivalence"])
+            count = counts[name]
+            count["programs"] += 1
+            count["changed"] += verdict.changed
+            native = [delta for run in verdict.runs if run.domain == "native" for delta in run.deltas]
+            count["rounded"] += verdict.changed and not all(delta.equal for delta in native)
+            count["refuted"] += verdict.status == "refuted"
+            count["inconclusive"] += verdict.status == "inconclusive"
+            if verdict.status != "passed":
+                what = verdict.findings or verdict.doubts
+                print(f"  {name}, program {seed}: {what[0]}", flush=True)
+            if with_shares and verdict.changed:
+                used[name] += shares(verdict, program)
     for name, count in counts.items():
         line = ", ".join(f"{count[key]} {key}" for key in ("programs", "changed", "rounded", "refuted", "inconclusive"))
         found = sorted(used[name])

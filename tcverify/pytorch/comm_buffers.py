@@ -31,9 +31,9 @@ class CommLowering(CommsPass):
 
     Judged is, of each rank, that the nodes keep the order that their memory asks for, and that no memory of that kind is
     returned: "Active references to persistent comm buffers are not allowed outside of graphs" (torch/_inductor/graph.py). Of
-    all ranks, that they make the same collectives one-shot, which wait for their peers in another way than those of NCCL,
-    and that they order them alike; nothing ties one-shot ones to the order of the graph. Which kernels reuse
-    such memory in place is decided by generated code, and is not seen.
+    all ranks, that they make the same collectives one-shot, which wait for their peers in another way than those of NCCL, that
+    they drop the same ones that nobody reads, and that they order them alike; nothing ties one-shot ones to the order of the
+    graph. Which kernels reuse such memory in place is decided by generated code, and is not seen.
 
     Options: `one_shot_all_reduce_threshold_bytes`, up to which size all_reduces become one-shot, and settings of Inductor.
     """
@@ -79,8 +79,12 @@ class CommLowering(CommsPass):
                 raise
         self.defects += self._leaked[:1]
         if len(self._chosen) == gm.meta["world_size"]:
-            found = find_one_shot_mismatch(self._chosen, self._groups)
-            self.defects += [found] if found is not None else []
+            kept = [one_shot(given) for given in self._given]
+            for found in (
+                find_one_shot_mismatch(self._chosen, self._groups),
+                find_drop_on_one_rank(self._chosen, kept, self._groups) if len(kept) == len(self._chosen) else None,
+            ):
+                self.defects += [found] if found is not None else []
         return None
 
     def _require_without(self, gm: fx.GraphModule, options: Mapping[str, Any], error: Unsupported) -> None:
@@ -155,4 +159,33 @@ def find_one_shot_mismatch(
     return None
 
 
-__all__ = ["CommLowering", "comm_buffers", "find_leaked_buffers", "find_one_shot_mismatch", "one_shot"]
+def find_drop_on_one_rank(
+    chosen: Sequence[Mapping[str, Sequence[bool]]],
+    kept: Sequence[Mapping[str, Sequence[bool]]],
+    groups: Sequence[Mapping[str, Collection[int]]],
+) -> Defect | None:
+    """The first group of which a rank drops other unused one-shot collectives than its peer, which then waits for it.
+
+    Args:
+        chosen, kept: of each rank, as from `one_shot`, before and after unused nodes are gone.
+    """
+    for rank, named in enumerate(groups):
+        for name, members in named.items():
+            peer = min(members)
+            mine, theirs = (len(chosen[one].get(name, ())) - len(kept[one].get(name, ())) for one in (rank, peer))
+            if mine != theirs:
+                said = (
+                    f"of group '{name}', rank {rank} drops {mine} one-shot collectives and rank {peer} drops {theirs}"
+                )
+                return Defect("comm-buffer", rank, f"{said}: the other waits for ever")
+    return None
+
+
+__all__ = [
+    "CommLowering",
+    "comm_buffers",
+    "find_drop_on_one_rank",
+    "find_leaked_buffers",
+    "find_one_shot_mismatch",
+    "one_shot",
+]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tcverify.cases import counterexample
@@ -349,6 +350,15 @@ def test_a_run_that_is_killed_leaves_no_process_and_is_told_of(tmp_path: Path) -
     (kept,) = (tmp_path / "reports").glob("crashed-*.json")
     assert f"which is saved as reports/{kept.name}" in " ".join(outcome.out.split())
     assert not list(tmp_path.glob(".tcverify/in-flight*"))
+
+
+def test_nccl_wants_a_device_for_each_rank(bad: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    outcome = run_here("run", "identity", "--world-size", "2", "--max-examples", "1", "--confirm", "nccl")
+    assert outcome.code == 2
+    assert "NCCL wants a CUDA device for each of 2 ranks, and this machine has 1" in outcome.err
+    assert "use --confirm cuda, by which ranks may share a device" in outcome.err
 
 
 def test_output_that_nobody_reads(tmp_path: Path) -> None:

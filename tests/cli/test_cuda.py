@@ -1,4 +1,4 @@
-"""`--confirm cuda` and `--confirm nccl` on a machine with a CUDA device."""
+"""`--confirm cuda` on a machine with a CUDA device."""
 
 from __future__ import annotations
 
@@ -36,14 +36,6 @@ def test_a_defect_is_refuted_on_the_device(tmp_path: Path) -> None:
     )  # fmt: skip
     assert found.code == 1, found.out + found.err
     assert re.search(r"found by equivalence in lockstep and (nccl|gloo \(CUDA\))", found.out), found.out
-
-
-@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="this machine has several CUDA devices")
-def test_nccl_wants_a_device_for_each_rank(tmp_path: Path) -> None:
-    found = run_apart("-m", "tcverify", "run", "sequence_parallel", *BRIEF, "--confirm", "nccl", cwd=tmp_path)
-    assert found.code == 2, found.out + found.err
-    assert "NCCL wants a CUDA device for each of 2 ranks, and this machine has 1" in found.out + found.err
-    assert "--confirm cuda" in found.out + found.err
 
 
 def test_doctor_says_what_the_device_is(tmp_path: Path) -> None:

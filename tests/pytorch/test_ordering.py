@@ -142,6 +142,22 @@ def test_an_all_reduce_that_nobody_reads_may_go_once_it_is_one_shot():
 
 
 @mapping
+def test_one_that_a_single_rank_reads_may_not_go_on_the_others():
+    def summed(reads: bool) -> Any:
+        def build(b: Any) -> Any:
+            x = b.input("x")
+            total = reduced(b, b.call("aten::mm", x, x))
+            return b.call("aten::sin", total if reads else x)
+
+        return spmd_program(MESH, [InputSpec("x", (4, 4))], build)
+
+    read, unread = summed(True), summed(False)
+    one = replace(read, graphs=read.graphs + unread.graphs, ranks=(RankBinding(0, {}), RankBinding(1, {})))
+    assert kinds(CommLowering(), one) == {"buffer-mismatch"}
+    assert kinds(CommLowering(one_shot_all_reduce_threshold_bytes=0), one) == set()
+
+
+@mapping
 def test_mapped_memory_that_is_returned_is_found():
     """Found in torch, see reports/pytorch/comm-buffer-returned: the guard against it does not see it."""
 

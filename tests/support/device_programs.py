@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tcverify.execution import StreamOrder
-from tcverify.execution.streams.cuda_streams import Device, explore_on
+from tcverify.execution.streams.cuda_streams import Device, explore_on_cuda
 from tcverify.execution.streams.issue import IssuedRank
 from tcverify.execution.streams.simulated import QueuedDevice
 from tcverify.program import Mesh, Program
@@ -43,7 +43,7 @@ def seen_of(
     one: Program, orders: Sequence[StreamOrder], device: Device | None = None, **options: str
 ) -> set[tuple[int, str]]:
     """What goes wrong on which rank."""
-    found = explore_on(QueuedDevice() if device is None else device, one, orders=orders, **options)
+    found = explore_on_cuda(one, orders=orders, device=device or QueuedDevice(), **options)
     return {(o.rank, f"{o.text.split(' on CUDA')[0]} in {o.order}") for o in found}
 
 

@@ -224,18 +224,15 @@ def run_orders(issued: Sequence[IssuedRank], device: Device, orders: Sequence[St
         The ranks' results per run: that in one stream, that without delays, then one per order.
     """
     memories = [DeviceMemory(one, device.place) for one in issued]
-    results = [
-        run_launches(memories, device, in_one_stream(issued)),
-        run_launches(memories, device, launches(issued)),
-    ]
+    plain = launches(issued)
+    results = [run_launches(memories, device, in_one_stream(issued)), run_launches(memories, device, plain)]
     begun = time.perf_counter()
-    run_launches(memories, device, launches(issued))
+    run_launches(memories, device, plain)
     seconds = time.perf_counter() - begun
     for order in orders:
         held = held_back(order, issued)
-        plan = launches(issued, held)
-        delays = sum(((one.rank, one.op), one.part > 0) in held for one in plan)
-        plan = launches(issued, held, delay_seconds(seconds, delays))
+        delayed = sum(((one.rank, one.op), one.part > 0) in held for one in plain)
+        plan = launches(issued, held, delay_seconds(seconds, delayed))
         results.append(run_launches(memories, device, plan, hold_s=2 * seconds))
     return results
 
@@ -248,6 +245,7 @@ def explore_on_cuda(
     boundary: Boundary = "strict",
     inputs: InputsReady = "ready",
     orders: Sequence[StreamOrder] | None = None,
+    device: Device | None = None,
 ) -> list[OrderObservation]:
     """Run a lowered program on real CUDA streams, each stream delayed in turn, then ops drawn at random.
 
@@ -256,6 +254,7 @@ def explore_on_cuda(
         seeds: of the random draws.
         boundary, inputs: as in `Contract`.
         orders: what is delayed, instead.
+        device: what runs the streams, by default the first CUDA device.
 
     Returns:
         Outputs that were wrong, each once; none for a program that is not lowered, does not run to its end, or is too large.
@@ -264,22 +263,8 @@ def explore_on_cuda(
         ExecutorError: there is no CUDA device, or it fails.
         UnsupportedOp: an op has no meaning.
     """
-    if not torch.cuda.is_available():
+    if device is None and not torch.cuda.is_available():
         raise ExecutorError("there is no CUDA device", "explore the streams in lockstep, which needs no device")
-    return explore_on(CudaDevice(), program, reference, seeds, boundary=boundary, inputs=inputs, orders=orders)
-
-
-def explore_on(
-    device: Device,
-    program: Program,
-    reference: Run | None = None,
-    seeds: Sequence[int] = (0,),
-    *,
-    boundary: Boundary = "strict",
-    inputs: InputsReady = "ready",
-    orders: Sequence[StreamOrder] | None = None,
-) -> list[OrderObservation]:
-    """As `explore_on_cuda`, on any device."""
     Contract(boundary=boundary, inputs=inputs)  # refuses other words
     if not any(map(is_lowered, plans_of(program))):
         return []
@@ -290,7 +275,7 @@ def explore_on(
         used = sorted({op.stream for one in issued for op in one.ops})
         orders = [*(StreamOrder("starve", stream=s) for s in used), *(StreamOrder("random", seed) for seed in seeds)]
     try:
-        results = run_orders(issued, device, orders)
+        results = run_orders(issued, CudaDevice() if device is None else device, orders)
     except RuntimeError as error:  # what CUDA raises, when an op fails that was launched before, or memory is short
         raise ExecutorError(f"the CUDA device fails: {first_line(error)}") from error
     reference = run if reference is None or not reference.finished else reference
@@ -327,7 +312,6 @@ __all__ = [
     "CudaDevice",
     "Device",
     "compare_orders",
-    "explore_on",
     "explore_on_cuda",
     "run_launches",
     "run_orders",
