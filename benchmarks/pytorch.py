@@ -31,7 +31,7 @@ from typing import Any, get_args
 
 import click
 import torch
-from recall import Known, defects_of
+from recall import defects_of, raising_statement
 
 from tcverify.application import Guarded, load_pass
 from tcverify.application.apply import apply_pass
@@ -41,7 +41,6 @@ from tcverify.campaign.search import search_of
 from tcverify.cases.baseline import Baseline, read_baseline, write_baseline
 from tcverify.cases.counterexample import Counterexample, read_counterexample
 from tcverify.cases.end_to_end import EndToEndState
-from tcverify.cases.fingerprint import fingerprint_of
 from tcverify.errors import TcverifyError
 from tcverify.program import Program
 from tcverify.pytorch import PREFIX, SUBJECTS, TorchSubject, subject
@@ -186,20 +185,14 @@ def verified(
 
 
 def names_of(case: Counterexample, one: TorchSubject) -> list[str]:
-    """The defects in reports/pytorch that a counterexample shows: those of its subject, and of others an equal exception."""
-    own, shown = PREFIX + one.name, fingerprint_of(case)
-
-    def is_of(subject: str, known: Known) -> bool:
-        if subject == own:
-            return known.shown_by(case)
-        prints = (f"{known.finding.kind}: {known.fingerprint}", *known.finding.also)
-        return case.finding.kind == "pass-raised" and f"pass-raised: {shown}" in prints
-
+    """The defects in reports/pytorch that a counterexample shows: those of its subject, and of all those whose exception comes
+    from the same statement."""
+    own, statement = PREFIX + one.name, raising_statement(case)
     return [
         known.finding.folder.name
         for subject, defects in defects_of(()).items()
         for known in defects
-        if is_of(subject, known)
+        if (subject == own and known.shown_by(case)) or (statement is not None and statement == known.raised_by)
     ]
 
 

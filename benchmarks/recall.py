@@ -5,7 +5,7 @@
 The defects are those in reports/pytorch that this torch has and that a subject shows. Each of the subjects (or those named, as
 torch:NAME) is verified as `tcverify run` does by default, but in lockstep alone, for --seconds by the clock, shared evenly by the
 numbers of ranks. A defect counts as found if a counterexample has its kind, and either its fingerprint, or a program that
-contains that of the defect or is contained in it; or a kind and a fingerprint listed in its facts, because a person has
+contains that of the defect or is contained in it; or an exception from the same statement; or a kind and a fingerprint listed in its facts, because a person has
 confirmed that such a counterexample shows this defect. Counterexamples that show none of them are counted after the CPU time of
 the run: some are the same defects in other forms, and the others deserve a review.
 """
@@ -27,7 +27,7 @@ import torch
 
 from tcverify.campaign.patterns import ProgramPattern
 from tcverify.cases.counterexample import FILE_NAME, Counterexample, read_counterexample
-from tcverify.cases.fingerprint import fingerprint_of
+from tcverify.cases.fingerprint import fingerprint_of, raising_frame
 from tcverify.pytorch.findings import TorchFinding, read_findings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,11 +42,16 @@ VERSION = torch.__version__.split("+")[0]
 
 @dataclass(frozen=True)
 class Known:
-    """A defect, and how it is recognised."""
+    """A defect, and how it is recognised.
+
+    Attributes:
+        raised_by: the statement that raises, if it is in the function at fault; see `raising_statement`.
+    """
 
     finding: TorchFinding
     fingerprint: str
     pattern: ProgramPattern
+    raised_by: tuple[str, ...] | None
 
     def shown_by(self, case: Counterexample) -> bool:
         """Whether a counterexample shows it."""
@@ -55,6 +60,8 @@ class Known:
             return True
         if case.finding.kind != self.finding.kind:
             return False
+        if self.raised_by is not None and raising_statement(case) == self.raised_by:
+            return True
         pattern = ProgramPattern(case.program)
         return shown == self.fingerprint or self.pattern.within(pattern) or pattern.within(self.pattern)
 
@@ -67,8 +74,21 @@ def defects_of(subjects: tuple[str, ...]) -> dict[str, list[Known]]:
         if path is None or VERSION not in finding.affects or (subjects and finding.subject not in subjects):
             continue
         case = read_counterexample(path)
-        by_subject[finding.subject].append(Known(finding, fingerprint_of(case), ProgramPattern(case.program)))
+        statement = raising_statement(case)
+        if statement is not None and not f"/{finding.cause}".endswith("/{}:{}".format(*statement)):
+            statement = None  # a helper, which may raise for many reasons
+        known = Known(finding, fingerprint_of(case), ProgramPattern(case.program), statement)
+        by_subject[finding.subject].append(known)
     return by_subject
+
+
+def raising_statement(case: Counterexample) -> tuple[str, ...] | None:
+    """The file, the function and the line of code that raised, if the pass raised."""
+    frame = raising_frame(case.finding.detail) if case.finding.kind == "pass-raised" else None
+    if frame is None:
+        return None
+    code = frame.string[frame.end() :].lstrip("\n").partition("\n")[0]
+    return Path(frame["file"]).name, frame["function"], code.strip()
 
 
 def verified(subject: str, side: str, seconds: float, sizes: str, seed: int, reports: Path) -> float:

@@ -244,6 +244,7 @@ def _results(
             message = "it changed its input graph, although it returned a new one"
             _note(pair, Defect("input-mutated", rank, message, stage=stage))
         rewrites.update(rewrites_of(loaded.subject))
+        pair.changed = pair.changed or getattr(loaded.subject, "changed_schedule", False) is True
         for defect in list_reported_defects(loaded.subject):
             _note(pair, replace(defect, rank=rank, stage=stage))
         if rank == 0:

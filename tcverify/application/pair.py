@@ -110,7 +110,8 @@ class Pair:
 
     Attributes:
         rewritten: None when the pass failed, declined, or left a graph that cannot run.
-        changed: whether any rank's graph changed (except names and metadata, unless it declares orders or buffers).
+        changed: whether any rank's graph changed (except names and metadata, unless it declares orders or buffers), or a
+            schedule that the pass judges itself and does not return.
         rewrites: the rewrites that the pass reports, by pattern, summed over ranks.
         declined: the pass's reason for refusing the program (it raised `tcverify.Unsupported`).
         again: the program after a second application, if requested and changed by it.
