@@ -157,6 +157,10 @@ def test_uneven_parts_are_shards_and_ranks_outside_hold_the_whole() -> None:
     assert related({**cuts, 2: X[1:2]}, WHOLE, RelationContext([UNEVEN])).kind == "unrelated"
 
 
+def test_values_of_ranks_may_differ_in_their_number_of_dims() -> None:
+    assert related({0: X[:2], 1: X[2, 0], 2: X[:2], 3: X[2:]}, WHOLE).kind == "unrelated"
+
+
 def test_a_shard_that_each_rank_has_of_its_own_value_loses_what_the_others_had() -> None:
     found = related(each(lambda r: rows(VARYING[r], r % 2)), VARYING)
     assert found.kind == "shard"

@@ -140,7 +140,10 @@ def _dims(part: Values, whole: Values, grouping: Grouping) -> Iterator[int]:
 
 
 def sizes_along(part: Values, whole: Values, dim: int, rank: int, grouping: Grouping) -> list[int]:
-    """How long the parts of the members of `rank`'s group are; as torch.chunk makes them where members have none."""
+    """How long the parts of the members of `rank`'s group are; as torch.chunk makes them where members have none. Nothing where
+    the part of `rank` has no such dim."""
+    if part[rank].dim() <= dim:
+        return []
     group = grouping.groups[rank]
     if all(m in part and part[m].dim() > dim for m in group):
         return [part[m].shape[dim] for m in group]
