@@ -41,6 +41,7 @@ from tcverify.campaign.search import search_of
 from tcverify.cases.baseline import Baseline, read_baseline, write_baseline
 from tcverify.cases.counterexample import Counterexample, read_counterexample
 from tcverify.cases.end_to_end import EndToEndState
+from tcverify.cases.fingerprint import fingerprint_of
 from tcverify.errors import TcverifyError
 from tcverify.program import Program
 from tcverify.pytorch import PREFIX, SUBJECTS, TorchSubject, subject
@@ -185,14 +186,16 @@ def verified(
 
 
 def names_of(case: Counterexample, one: TorchSubject) -> list[str]:
-    """The defects in reports/pytorch that a counterexample shows: those of its subject, and of all those whose exception comes
-    from the same statement."""
-    own, statement = PREFIX + one.name, raising_statement(case)
+    """The defects in reports/pytorch that a counterexample shows: those of its subject, and of others if the exception comes
+    from the same statement, or if their facts list the fingerprint."""
+    own, statement, shown = PREFIX + one.name, raising_statement(case), f"{case.finding.kind}: {fingerprint_of(case)}"
     return [
         known.finding.folder.name
         for subject, defects in defects_of(()).items()
         for known in defects
-        if (subject == own and known.shown_by(case)) or (statement is not None and statement == known.raised_by)
+        if (subject == own and known.shown_by(case))
+        or (statement is not None and statement == known.raised_by)
+        or shown in known.finding.also
     ]
 
 

@@ -13,7 +13,8 @@ _KINDS = {
     "shapes": ("rewritten-raises", "a call of the rewritten graph raises"),
     "nodes": ("changed-nodes", "the pass returns different nodes"),
     "dependency": ("broken-order", "a node precedes one that it depends on"),
-    "collective-order": ("reordered-collectives", "communication is reordered"),
+    "collective-order": ("reordered-collectives", "collectives are reordered"),
+    "opaque-order": ("reordered-collectives", "communication that the compiler does not know is reordered"),
     "peak-memory": ("peak-memory", "peak memory is above what the pass promises"),
     "comm-buffer": ("buffer-mismatch", "a communication buffer leaves the graph, or differs between ranks"),
 }

@@ -172,7 +172,8 @@ def find_swapped_communication(before: NodeSchedule, after: NodeSchedule, promis
                 f"{_described(second)} stands before {_described(first)} now: "
                 "they stood the other way round before the pass"
             )
-            return Defect("collective-order", 0, message, second.name)
+            aspect = "opaque-order" if "opaque" in (first.role, second.role) else "collective-order"
+            return Defect(aspect, 0, message, second.name)
     return None
 
 

@@ -99,7 +99,8 @@ class CommsPass(TorchPass):
         self._given.append(given)
         self._made.append(made)
         self._groups.append(gm.meta["groups"])
-        if len(self._given) == gm.meta["world_size"] and not any(d.aspect == "collective-order" for d in self.defects):
+        reordered = any(d.aspect in ("collective-order", "opaque-order") for d in self.defects)
+        if len(self._given) == gm.meta["world_size"] and not reordered:
             found = find_rank_disagreement(self._given, self._made, self._groups, self.compared)
             self.defects += [found] if found is not None else []
         return None

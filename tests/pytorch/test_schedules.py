@@ -103,7 +103,7 @@ def test_the_order_of_collectives_counts_where_it_is_promised():
 
 def test_opaque_communication_keeps_its_place():
     given = schedule(step("a", "x", "y", "collective", "tp"), step("b", role="opaque"), step("c", "v", "w"))
-    assert judged(given, "b a c", OrderPromise(order=False)) == ["collective-order"]
+    assert judged(given, "b a c", OrderPromise(order=False)) == ["opaque-order"]
     assert judged(given, "c a b", OrderPromise(order=False)) == []
 
 
