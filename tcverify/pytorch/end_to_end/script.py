@@ -67,7 +67,7 @@ CALLS = []  # what a rank has called beside ops of torch
 $body
 
 
-${settings}$rewritten
+$rewritten$settings
 
 
 STEPS = $steps  # by rank
@@ -320,7 +320,7 @@ def _settings(settings: Mapping[str, Any]) -> str:
     if not settings:
         return ""
     eager = "; ops call the kernels of eager, so that no C++ is compiled" if "fallback_by_default" in settings else ""
-    return f"# Of torch._inductor.config{eager}.\nSETTINGS = {_written(settings)}\n\n\n"
+    return f"\n\n\n# Of torch._inductor.config{eager}.\nSETTINGS = {_written(settings)}"
 
 
 def _patches(pipeline: Pipeline) -> list[str]:

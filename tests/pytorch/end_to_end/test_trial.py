@@ -14,8 +14,10 @@ from tcverify.cases.end_to_end import EndToEnd
 from tcverify.errors import UsageError
 from tcverify.program import GraphBuilder, InputSpec, Mesh, Program, spmd_program
 from tcverify.pytorch import SUBJECTS
+from tcverify.pytorch.end_to_end.pipeline import Code
 from tcverify.pytorch.end_to_end.script import make_script
 from tcverify.pytorch.end_to_end.trial import pipeline_of, run_script, try_end_to_end
+from tcverify.registry.references import find
 from tests.support.html_cases import case as other_case
 
 REPORTS = Path(__file__).parents[3] / "reports" / "pytorch"
@@ -132,7 +134,6 @@ def test_what_cannot_be_written_down_is_not_reached() -> None:
 @pytest.mark.parametrize("name", [name for name, one in SUBJECTS.items() if one.here])
 def test_every_subject_says_how_it_is_reached(name: str) -> None:
     from tcverify.pytorch.functional_graphs import known_options
-    from tcverify.registry.references import find
 
     subject = find(SUBJECTS[name].target)[0]
     pipeline = subject.pipeline(subject.chosen({}, {}))
@@ -142,6 +143,25 @@ def test_every_subject_says_how_it_is_reached(name: str) -> None:
     if torch.__version__.startswith("2.13"):
         # A misspelt setting would be left out, and every case be told as right.
         assert {*pipeline.settings} - {*known_options(pipeline.settings)} <= UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("manual_overlap_bucketing", {}),
+        ("schedule_overlap_bucketing", {"estimates": "by_size"}),
+        ("comms.sink_waits", {"estimate_op_runtime": "uneven"}),
+    ],
+)
+def test_settings_name_what_the_script_has_defined(name: str, options: dict[str, str]) -> None:
+    if not SUBJECTS[name].here:
+        pytest.skip(f"torch {torch.__version__} has no {SUBJECTS[name].source}")
+    made = find(SUBJECTS[name].target)[0]
+    pipeline = made.pipeline(made.chosen(options, {}))
+    script = make_script(replace(case_of("bucketing-cat-promotes-integers"), program=gathered()), pipeline, "users")
+    named = [value for value in pipeline.settings.values() if isinstance(value, Code) and value.isidentifier()]
+    assert all(script.index(f"def {one}(") < script.index("SETTINGS = ") for one in named)
+    assert named
 
 
 #: Settings that torch 2.13 does not have: arguments of passes, and settings of other versions.
