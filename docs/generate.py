@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -331,7 +331,7 @@ def pytorch(text: str, found: Path = FOUND) -> str:
         "versions": _versions(findings, found),
         "campaigns": _campaigns(found),
         "covered": _covered(found),
-        "findings": _findings(findings),
+        "findings": _findings(findings, found),
         "unshown": _unshown(findings),
     }
     return _filled(text, tables)
@@ -428,15 +428,23 @@ def _unshown(findings: tuple[TorchFinding, ...]) -> str:
     )
 
 
-def _findings(findings: tuple[TorchFinding, ...]) -> str:
+def _findings(findings: tuple[TorchFinding, ...], found: Path) -> str:
     """A row per finding: what shows without a setting comes first."""
+    sides: dict[str, set[str]] = defaultdict(set)
+    for record in campaigns(found):
+        for side, names in record["found"].items():
+            for name in names:
+                sides[name].add({"draw": "drawing", "search": "search"}[side])
     rows = []
     for one in sorted(findings, key=lambda one: [*REACHES].index(one.reach)):
         reported = "no" if one.reported == "unreported" else f"[yes]({one.reported})"
         cause = f"`{one.cause.removeprefix('torch/')}`"
-        rows.append((f"`{one.folder.name}`: {cell(one.title)}", f"`{one.kind}`", cause, one.reach, one.span, reported))
+        met = ", ".join(sorted(sides[one.folder.name])) or "no"
+        rows.append(
+            (f"`{one.folder.name}`: {cell(one.title)}", f"`{one.kind}`", cause, one.reach, met, one.span, reported)
+        )
     measured = f"versions, of {VERSIONS[0]} to {VERSIONS[-1]}"
-    return table(("finding", "kind", "cause, in torch/", "reach", measured, "reported"), rows)
+    return table(("finding", "kind", "cause, in torch/", "reach", "in campaigns", measured, "reported"), rows)
 
 
 def issue(one: TorchFinding) -> str:
