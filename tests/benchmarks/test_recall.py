@@ -1,0 +1,55 @@
+"""A counterexample is recognised as a known defect by what it shows, and as no other."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from tcverify.cases.counterexample import Counterexample, read_counterexample
+
+REPORTS = Path(__file__).parents[2] / "reports" / "pytorch"
+
+pytestmark = pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the counterexamples are of torch 2.13")
+
+
+@pytest.fixture(scope="module")
+def recall() -> ModuleType:
+    path = Path(__file__).parents[2] / "benchmarks" / "recall.py"
+    spec = importlib.util.spec_from_file_location("tcverify_benchmarks_recall", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def case_of(name: str) -> Counterexample:
+    return read_counterexample(REPORTS / name / "counterexample.json")
+
+
+def known(recall: ModuleType, name: str) -> Any:
+    return next(one for all_ in recall.defects_of(()).values() for one in all_ if one.finding.folder.name == name)
+
+
+def test_an_exception_is_recognised_by_the_statement_that_raises_it(recall: ModuleType) -> None:
+    case = case_of("collective-waited-twice")
+    other = replace(case.finding, title=case.finding.title.replace("all_gather_into_tensor", "all_reduce"))
+    assert known(recall, "collective-waited-twice").shown_by(replace(case, finding=other))
+    assert recall.raising_statement(case)[:2] == ("bucketing.py", "process_collective_bucket")
+    detail = case.finding.detail.replace("in process_collective_bucket", "in merge_all_reduce_bucket")
+    elsewhere = replace(case, finding=replace(other, detail=detail), program=case_of("dtensor-fill-partial").program)
+    assert not known(recall, "collective-waited-twice").shown_by(elsewhere)
+
+
+def test_a_helper_that_raises_for_many_reasons_recognises_nothing(recall: ModuleType) -> None:
+    assert recall.raising_statement(case_of("dtensor-argmax-not-traceable")) is not None
+    assert known(recall, "dtensor-argmax-not-traceable").raised_by is None
+    assert recall.raising_statement(case_of("dtensor-fill-partial")) is None
