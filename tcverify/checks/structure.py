@@ -15,6 +15,7 @@ _KINDS = {
     "dependency": ("broken-order", "a node precedes one that it depends on"),
     "collective-order": ("reordered-collectives", "communication is reordered"),
     "peak-memory": ("peak-memory", "peak memory is above what the pass promises"),
+    "estimate": ("wrong-estimate", "an estimate is not what it estimates"),
     "comm-buffer": ("buffer-mismatch", "a communication buffer leaves the graph, or differs between ranks"),
 }
 
