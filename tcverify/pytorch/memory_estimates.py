@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from tcverify.application.pair import Defect
@@ -27,24 +28,22 @@ from tcverify.pytorch.functional_graphs import require_functional, torch_metadat
 #: Whether what a node allocates is freed some time.
 Releasable = Callable[[fx.Node], bool]
 
+#: How many bytes are alive together with the values of nodes.
+Count = Callable[[Mapping[fx.Node, Any]], int]
+
 _INPUTS = ("placeholder", "get_attr")
 
 
-class MemoryEstimator(TorchPass):
-    """Puts a graph in another order, as overlap scheduling does, and estimates its memory in that order.
-
-    `build_memory_profile` sees the new graph; `MemoryTracker` sees the old one, and is told the new order.
+class _Reordered(TorchPass):
+    """Puts a graph in another order, as overlap scheduling does, and has its memory estimated in that order.
 
     Options:
         order: "given"; of the nodes that may run next, the "latest" or a "mixed" choice.
         inputs: whether they are "kept", as the caller does, or "released" behind their last use.
-        aliases: which values share storage: as when the graph "run"s, or as the fake kernels of "torch" say.
 
     Attributes:
         defects: where an estimate is wrong, of the last graph.
     """
-
-    name = "torch:memory_estimator"
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -58,11 +57,86 @@ class MemoryEstimator(TorchPass):
         made = fx.GraphModule(gm, _copied(gm.graph, order, copies))
         releasable = _kept_inputs if options["inputs"] == "kept" else _always
         alive = count_alive(made, releasable)
-        with torch_metadata(made) if options["aliases"] == "torch" else contextlib.nullcontext():
+        estimates = self.wrong(gm, made, copies, releasable, alive, options)
+        self.defects = [one for one in estimates if one is not None][:1]
+        return made
+
+    def wrong(
+        self, gm: fx.GraphModule, made: fx.GraphModule, copies: Mapping[fx.Node, fx.Node], releasable: Releasable,
+        alive: Sequence[int], options: Mapping[str, Any],
+    ) -> list[Defect | None]:  # fmt: skip
+        """What is wrong with the estimates.
+
+        Args:
+            gm, made: the graph before it was reordered, and after.
+            copies: of nodes, in the new order.
+            alive: what is to be estimated; see `count_alive`.
+        """
+        raise NotImplementedError
+
+
+class MemoryEstimator(_Reordered):
+    """`build_memory_profile`, which sees the new graph, and `MemoryTracker`, which sees the old one and is told the new order.
+
+    Options:
+        aliases: which values share storage: as when the graph "run"s, or as the fake kernels of "torch" say.
+    """
+
+    name = "torch:memory_estimator"
+
+    def wrong(
+        self, gm: fx.GraphModule, made: fx.GraphModule, copies: Mapping[fx.Node, fx.Node], releasable: Releasable,
+        alive: Sequence[int], options: Mapping[str, Any],
+    ) -> list[Defect | None]:  # fmt: skip
+        from torch._inductor.fx_passes import memory_estimator as estimator
+
+        calls = [node for node in copies if node.op == "call_function"]
+        names = [copies[node].name for node in calls]
+        with torch_metadata(made) if options["aliases"] == "torch" else contextlib.nullcontext(), on_gpu(made.graph):
             for node, copy in copies.items():
                 node.meta["val"] = copy.meta.get("val")
-            self.defects = _wrong_estimates(gm.graph, order, made.graph, releasable, alive)
-        return made
+            profile = estimator.build_memory_profile(made.graph, releasable)
+            tracker = estimator.MemoryTracker(gm.graph, releasable)
+            tracked = [tracker.current_memory_bytes]
+            for node in calls:
+                tracker.schedule_node(node)
+                tracked.append(tracker.current_memory_bytes)
+        return [
+            find_wrong_estimate("build_memory_profile", profile, alive, [name for name in names for _ in range(2)]),
+            find_wrong_estimate("MemoryTracker", tracked, alive[::2], names),
+            find_wrong_estimate("MemoryTracker, as the peak,", [tracker.peak_memory], [max(alive)], []),
+        ]
+
+
+class MemTracked(_Reordered):
+    """`torch.distributed._tools.MemTracker`, which watches the graph run.
+
+    Options:
+        fake: whether it runs on fake tensors.
+    """
+
+    name = "torch:mem_tracker"
+
+    def wrong(
+        self, gm: fx.GraphModule, made: fx.GraphModule, copies: Mapping[fx.Node, fx.Node], releasable: Releasable,
+        alive: Sequence[int], options: Mapping[str, Any],
+    ) -> list[Defect | None]:  # fmt: skip
+        from torch.distributed._tools.mem_tracker import MemTracker
+
+        names = [node.name for node in made.graph.nodes if node.op == "call_function"]
+        with FakeTensorMode(allow_non_fake_inputs=True) if options["fake"] else contextlib.nullcontext():
+            tracker = MemTracker()
+            with tracker:
+                tracked = count_alive(made, releasable, lambda _: _total(tracker, "current"))
+            peak = _total(tracker, "peak")
+        return [
+            find_wrong_estimate("MemTracker", tracked, alive, [name for name in names for _ in range(2)]),
+            find_wrong_estimate("MemTracker, as the peak,", [peak], [max(alive)], []),
+        ]
+
+
+def _total(tracker: Any, when: str) -> int:
+    return sum(one["Total"] for one in tracker.get_tracker_snapshot(when).values())
 
 
 def _kept_inputs(node: fx.Node) -> bool:
@@ -71,27 +145,6 @@ def _kept_inputs(node: fx.Node) -> bool:
 
 def _always(_: fx.Node) -> bool:
     return True
-
-
-def _wrong_estimates(
-    given: fx.Graph, order: Sequence[fx.Node], made: fx.Graph, releasable: Releasable, alive: Sequence[int]
-) -> list[Defect]:
-    from torch._inductor.fx_passes import memory_estimator as estimator
-
-    calls = [node.name for node in made.nodes if node.op not in (*_INPUTS, "output")]
-    with on_gpu(made):
-        profile = estimator.build_memory_profile(made, releasable)
-        tracker = estimator.MemoryTracker(given, releasable)
-        tracked = [tracker.current_memory_bytes]
-        for node in order:
-            tracker.schedule_node(node)
-            tracked.append(tracker.current_memory_bytes)
-    found = [
-        find_wrong_estimate("build_memory_profile", profile, alive, [name for name in calls for _ in range(2)]),
-        find_wrong_estimate("MemoryTracker", tracked, alive[::2], calls),
-        find_wrong_estimate("MemoryTracker, as the peak,", [tracker.peak_memory], [max(alive)], []),
-    ]
-    return [one for one in found if one is not None][:1]
 
 
 def find_wrong_estimate(
@@ -113,15 +166,19 @@ def find_wrong_estimate(
 # ------------------------------------------------------------------------------------------------------------- counting
 
 
-def count_alive(gm: fx.GraphModule, releasable: Releasable) -> list[int]:
+def count_alive(gm: fx.GraphModule, releasable: Releasable, count: Count | None = None) -> list[int]:
     """Run a graph; return the bytes that are alive before it, and for each call while it runs and after it.
 
     A value lives until its last user has run. What an asynchronous collective reads counts as dead behind its last user too:
     PyTorch knows that it lives until the wait, and leaves it out (pull request 164839).
 
+    Args:
+        count: counts the bytes of values; else each storage counts once.
+
     Raises:
         Unsupported: the graph does not run.
     """
+    count = count or _bytes
     values: dict[fx.Node, Any] = {}
     unread = Counter(one for node in gm.graph.nodes for one in node.all_input_nodes)
     for node in gm.graph.nodes:
@@ -129,17 +186,17 @@ def count_alive(gm: fx.GraphModule, releasable: Releasable) -> list[int]:
             values[node] = pytree.tree_map_only(torch.Tensor, _zeros, node.meta["val"])
         elif node.op == "get_attr":
             values[node] = getattr(gm, str(node.target))
-    found = [_bytes(values)]
+    found = [count(values)]
     for node in gm.graph.nodes:
         if node.op != "call_function":
             continue
         values[node] = _run(node, values)
-        found.append(_bytes(values))
+        found.append(count(values))
         unread.subtract(node.all_input_nodes)
         for one in (node, *node.all_input_nodes):
             if not unread[one] and (one.op not in _INPUTS or releasable(one)):
                 values.pop(one)
-        found.append(_bytes(values))
+        found.append(count(values))
     return found
 
 
@@ -238,4 +295,4 @@ def _copied(graph: fx.Graph, order: Sequence[fx.Node], copies: dict[fx.Node, fx.
     return made
 
 
-__all__ = ["MemoryEstimator", "count_alive", "find_wrong_estimate"]
+__all__ = ["MemTracked", "MemoryEstimator", "count_alive", "find_wrong_estimate"]

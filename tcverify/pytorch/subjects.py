@@ -321,6 +321,11 @@ _ALL = (
         draws={"order": ("given", "latest", "mixed"), "inputs": ("kept", "released"), "aliases": ("run", "torch")},
     ),
     TorchSubject(
+        "mem_tracker", "tcverify.pytorch.memory_estimates:MemTracked",
+        "tracks the memory of what runs, on fake tensors too", "torch.distributed._tools.mem_tracker:MemTracker",
+        strategy="traced", draws={"order": ("given", "latest", "mixed"), "inputs": ("kept", "released"), "fake": _FLAG},
+    ),
+    TorchSubject(
         "manual_overlap_bucketing", "tcverify.pytorch.overlap:ManualOverlapBucketing",
         "merges the collectives of a module, and overlaps them with the compute of the next",
         f"{_PASSES}.overlap_manual_scheduling:manual_overlap_bucketing", since="2.11", strategy="bucketing",

@@ -15,7 +15,7 @@ from tcverify.program import VARYING, GraphBuilder, InputSpec, Mesh, Program, sp
 from tcverify.pytorch import SUBJECTS
 from tcverify.pytorch.compat import on_gpu
 from tcverify.pytorch.groups import fake_groups
-from tcverify.pytorch.memory_estimates import MemoryEstimator, count_alive
+from tcverify.pytorch.memory_estimates import MemoryEstimator, MemTracked, count_alive
 
 MESH = Mesh.grid({"dp": 2})
 DRAWS = SUBJECTS["memory_estimator"].draws
@@ -234,3 +234,31 @@ def test_the_peak_of_a_training_step_cannot_be_estimated_at_all() -> None:
     graph = program().graph(0)
     with on_gpu(graph), pytest.raises(TypeError, match="not subscriptable"):
         get_peak_memory(graph, graph)
+
+
+# ---------------------------------------------------------------------------------------------------------- MemTracker
+
+
+@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize("order", DRAWS["order"])
+def test_mem_tracker_counts_what_is_alive(order: str, fake: bool) -> None:
+    verdict = verify(MemTracked(), program(order=order, inputs="released", fake=fake))
+    assert verdict.status == "passed", [finding.detail for finding in verdict.findings]
+
+
+def test_a_mem_tracker_that_is_wrong_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed._tools import mem_tracker
+
+    one = program(inputs="released")
+    with monkeypatch.context() as patched:  # what dies stays
+        patched.setattr(mem_tracker.MemTracker, "_delete_callback", lambda *_: None)
+        (finding,) = verify(MemTracked(), one).findings
+        assert finding.detail == "MemTracker counts 256 bytes at 'all_gather_into_tensor', where 224 are alive"
+    with monkeypatch.context() as patched:  # elements in place of bytes
+        patched.setattr(mem_tracker._WeakRefInfo, "_calculate_mem_consumed", lambda self: self.size // 4)
+        (finding,) = verify(MemTracked(), one).findings
+        assert finding.detail == "MemTracker counts 48 bytes, where 192 are alive"
+    with monkeypatch.context() as patched:
+        patched.setattr(mem_tracker.MemTracker, "_update_peak_stats", lambda *_: None)
+        (finding,) = verify(MemTracked(), one).findings
+        assert finding.detail.startswith("MemTracker, as the peak, counts 0 bytes")
