@@ -7,7 +7,6 @@ counts devices other than the CPU, so that values say they are on a GPU while it
 from __future__ import annotations
 
 import contextlib
-import heapq
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +20,8 @@ from torch.utils import _pytree as pytree
 from tcverify.application.pair import Defect
 from tcverify.errors import Unsupported
 from tcverify.ops import lookup, resolve
+from tcverify.passes.overlap.graph import comm_graph
+from tcverify.passes.overlap.list_schedule import list_schedule
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compat import on_gpu
 from tcverify.pytorch.functional_graphs import require_functional, torch_metadata
@@ -51,26 +52,30 @@ class _Reordered(TorchPass):
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
         require_functional(gm)
-        gm.graph.eliminate_dead_code(_must_run)
-        order = _reordered(gm.graph, options["order"])
+        given = fx.GraphModule(gm, _copied(gm.graph, gm.graph.nodes, {}))
+        given.graph.eliminate_dead_code(_must_run)
+        places = {node: place for place, node in enumerate(given.graph.nodes)}
+        order = list_schedule(
+            comm_graph(given.graph, gm.meta["groups"]), lambda node: _key(options["order"], places[node])
+        )
         copies: dict[fx.Node, fx.Node] = {}
-        made = fx.GraphModule(gm, _copied(gm.graph, order, copies))
+        made = fx.GraphModule(gm, _copied(given.graph, order, copies))
         releasable = _kept_inputs if options["inputs"] == "kept" else _always
         alive = count_alive(made, releasable)
-        estimates = self.wrong(gm, made, copies, releasable, alive, options)
-        self.defects = [one for one in estimates if one is not None][:1]
+        names = [node.name for node in made.graph.nodes if node.op == "call_function"]
+        estimates = self.estimate(made, copies, releasable, options)
+        found = [find_wrong_estimate(what, counts, alive, names) for what, counts in estimates.items()]
+        self.defects = [one for one in found if one is not None][:1]
         return made
 
-    def wrong(
-        self, gm: fx.GraphModule, made: fx.GraphModule, copies: Mapping[fx.Node, fx.Node], releasable: Releasable,
-        alive: Sequence[int], options: Mapping[str, Any],
-    ) -> list[Defect | None]:  # fmt: skip
-        """What is wrong with the estimates.
+    def estimate(
+        self, gm: fx.GraphModule, copies: Mapping[fx.Node, fx.Node], releasable: Releasable, options: Mapping[str, Any]
+    ) -> Mapping[str, Sequence[int]]:
+        """What torch counts, by what counts it: as `count_alive` does, or without the counts while nodes run, or the peak alone.
 
         Args:
-            gm, made: the graph before it was reordered, and after.
-            copies: of nodes, in the new order.
-            alive: what is to be estimated; see `count_alive`.
+            gm: the graph in the new order.
+            copies: its nodes by those of the old graph, in the new order.
         """
         raise NotImplementedError
 
@@ -84,28 +89,25 @@ class MemoryEstimator(_Reordered):
 
     name = "torch:memory_estimator"
 
-    def wrong(
-        self, gm: fx.GraphModule, made: fx.GraphModule, copies: Mapping[fx.Node, fx.Node], releasable: Releasable,
-        alive: Sequence[int], options: Mapping[str, Any],
-    ) -> list[Defect | None]:  # fmt: skip
+    def estimate(
+        self, gm: fx.GraphModule, copies: Mapping[fx.Node, fx.Node], releasable: Releasable, options: Mapping[str, Any]
+    ) -> Mapping[str, Sequence[int]]:
         from torch._inductor.fx_passes import memory_estimator as estimator
 
-        calls = [node for node in copies if node.op == "call_function"]
-        names = [copies[node].name for node in calls]
-        with torch_metadata(made) if options["aliases"] == "torch" else contextlib.nullcontext(), on_gpu(made.graph):
+        with torch_metadata(gm) if options["aliases"] == "torch" else contextlib.nullcontext(), on_gpu(gm.graph):
             for node, copy in copies.items():
                 node.meta["val"] = copy.meta.get("val")
-            profile = estimator.build_memory_profile(made.graph, releasable)
-            tracker = estimator.MemoryTracker(gm.graph, releasable)
+            tracker = estimator.MemoryTracker(next(iter(copies)).graph, releasable)
             tracked = [tracker.current_memory_bytes]
-            for node in calls:
-                tracker.schedule_node(node)
-                tracked.append(tracker.current_memory_bytes)
-        return [
-            find_wrong_estimate("build_memory_profile", profile, alive, [name for name in names for _ in range(2)]),
-            find_wrong_estimate("MemoryTracker", tracked, alive[::2], names),
-            find_wrong_estimate("MemoryTracker, as the peak,", [tracker.peak_memory], [max(alive)], []),
-        ]
+            for node in copies:
+                if node.op == "call_function":
+                    tracker.schedule_node(node)
+                    tracked.append(tracker.current_memory_bytes)
+            return {
+                "build_memory_profile": estimator.build_memory_profile(gm.graph, releasable),
+                "MemoryTracker": tracked,
+                "MemoryTracker, as the peak,": [tracker.peak_memory],
+            }
 
 
 class MemTracked(_Reordered):
@@ -117,22 +119,15 @@ class MemTracked(_Reordered):
 
     name = "torch:mem_tracker"
 
-    def wrong(
-        self, gm: fx.GraphModule, made: fx.GraphModule, copies: Mapping[fx.Node, fx.Node], releasable: Releasable,
-        alive: Sequence[int], options: Mapping[str, Any],
-    ) -> list[Defect | None]:  # fmt: skip
+    def estimate(
+        self, gm: fx.GraphModule, copies: Mapping[fx.Node, fx.Node], releasable: Releasable, options: Mapping[str, Any]
+    ) -> Mapping[str, Sequence[int]]:
         from torch.distributed._tools.mem_tracker import MemTracker
 
-        names = [node.name for node in made.graph.nodes if node.op == "call_function"]
-        with FakeTensorMode(allow_non_fake_inputs=True) if options["fake"] else contextlib.nullcontext():
-            tracker = MemTracker()
-            with tracker:
-                tracked = count_alive(made, releasable, lambda _: _total(tracker, "current"))
-            peak = _total(tracker, "peak")
-        return [
-            find_wrong_estimate("MemTracker", tracked, alive, [name for name in names for _ in range(2)]),
-            find_wrong_estimate("MemTracker, as the peak,", [peak], [max(alive)], []),
-        ]
+        tracker = MemTracker()
+        with FakeTensorMode(allow_non_fake_inputs=True) if options["fake"] else contextlib.nullcontext(), tracker:
+            tracked = count_alive(gm, releasable, lambda _: _total(tracker, "current"))
+        return {"MemTracker": tracked, "MemTracker, as the peak,": [_total(tracker, "peak")]}
 
 
 def _total(tracker: Any, when: str) -> int:
@@ -153,10 +148,16 @@ def find_wrong_estimate(
     """The first place at which an estimate is not what is alive.
 
     Args:
-        names: of the nodes; the first place is before all of them.
+        estimated: for the same places as `alive`, or without those at which nodes run, or the peak alone.
+        alive: see `count_alive`.
+        names: of the calls.
     """
-    places = itertools.zip_longest(estimated, alive, [None, *names])
-    for said, true, name in places:
+    places: list[str | None] = [None, *(name for name in names for _ in range(2))]
+    if len(estimated) == 1 + len(names):
+        alive, places = alive[::2], [None, *names]
+    elif len(estimated) == 1:
+        alive, places = [max(alive)], [None]
+    for said, true, name in itertools.zip_longest(estimated, alive, places):
         if said != true:
             where = "" if name is None else f" at '{name}'"
             return Defect("estimate", 0, f"{what} counts {said} bytes{where}, where {true} are alive", name)
@@ -229,68 +230,21 @@ def _bytes(values: Mapping[fx.Node, Any]) -> int:
 
 
 def _must_run(node: fx.Node) -> bool:
-    """Whether a node has an effect, or communicates: it is no dead code, and keeps its place among its like."""
+    """Whether a node is no dead code even if nothing reads it."""
     if node.op != "call_function":
         return True
     op = lookup(node.target)
     return bool(node.is_impure() or op.collective or op.effect)
 
 
-def _reordered(graph: fx.Graph, order: str) -> list[fx.Node]:
-    """The calls of a graph in another order, which computes the same."""
-    calls = [node for node in graph.nodes if node.op == "call_function"]
-    keys = {node: _key(order, place) for place, node in enumerate(calls)}
-    before = _predecessors(calls)
-    behind: dict[fx.Node, list[fx.Node]] = {node: [] for node in calls}
-    for node, earlier in before.items():
-        for one in earlier:
-            behind[one].append(node)
-    missing = {node: len(earlier) for node, earlier in before.items()}
-    ready = [(keys[node], place) for place, node in enumerate(calls) if not missing[node]]
-    places = {node: place for place, node in enumerate(calls)}
-    heapq.heapify(ready)
-    found = []
-    while ready:
-        node = calls[heapq.heappop(ready)[1]]
-        found.append(node)
-        for one in behind[node]:
-            missing[one] -= 1
-            if not missing[one]:
-                heapq.heappush(ready, (keys[one], places[one]))
-    return found
+def _key(order: str, place: int) -> tuple[int, ...]:
+    """Of the nodes that may run next, the one with the least key does."""
+    return ({"given": place, "latest": -place, "mixed": place * 37 % 11}[order],)
 
 
-def _key(order: str, place: int) -> int:
-    return {"given": place, "latest": -place, "mixed": place * 37 % 11}[order]
-
-
-def _predecessors(calls: Sequence[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
-    """What has to stay before each call: what it reads, the wait for a storage that it touches, and what has effects."""
-    found: dict[fx.Node, set[fx.Node]] = {}
-    waits: dict[int, fx.Node] = {}
-    fixed: list[fx.Node] = []
-    for node in calls:
-        storages = set(_storages(node.all_input_nodes))
-        earlier = {one for one in node.all_input_nodes if one.op == "call_function"}
-        earlier |= {waits[one] for one in storages if one in waits}
-        if lookup(node.target).phase == "wait":
-            waits.update(dict.fromkeys(storages, node))
-        if _must_run(node) and lookup(node.target).phase != "wait":
-            earlier.update(found if node.target is torch.ops.aten.copy_.default else fixed[-1:])
-            fixed.append(node)
-        found[node] = earlier
-    return found
-
-
-def _storages(nodes: Iterable[fx.Node]) -> list[int]:
-    values = pytree.tree_leaves([node.meta.get("val") for node in nodes])
-    return [one.untyped_storage()._cdata for one in values if isinstance(one, torch.Tensor)]
-
-
-def _copied(graph: fx.Graph, order: Sequence[fx.Node], copies: dict[fx.Node, fx.Node]) -> fx.Graph:
+def _copied(graph: fx.Graph, order: Iterable[fx.Node], copies: dict[fx.Node, fx.Node]) -> fx.Graph:
     made = fx.Graph()
-    inputs = [node for node in graph.nodes if node.op in _INPUTS]
-    for node in (*inputs, *order, graph.output_node()):
+    for node in order:
         copies[node] = made.node_copy(node, copies.__getitem__)
     return made
 
