@@ -38,7 +38,8 @@ class Defect:
             "hash-order", "not-idempotent", "second-application", "surroundings" (it changed torch's
             global state); or of a form of the graph that only the pass sees, reported by the pass in an
             attribute `defects`: "nodes" (lost, new or doubled), "dependency" (two that depend on each other
-            have swapped), "collective-order", "opaque-order", "peak-memory", "comm-buffer".
+            have swapped), "collective-order", "opaque-order", "peak-memory", "comm-buffer"; or "estimate" (one that
+            the pass makes is wrong).
         stage: of a pipeline, the pass that it is about, if known.
     """
 

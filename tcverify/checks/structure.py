@@ -16,6 +16,7 @@ _KINDS = {
     "collective-order": ("reordered-collectives", "collectives are reordered"),
     "opaque-order": ("reordered-collectives", "communication that the compiler does not know is reordered"),
     "peak-memory": ("peak-memory", "peak memory is above what the pass promises"),
+    "estimate": ("wrong-estimate", "an estimate is not what it estimates"),
     "comm-buffer": ("buffer-mismatch", "a communication buffer leaves the graph, or differs between ranks"),
 }
 

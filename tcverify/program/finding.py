@@ -74,6 +74,7 @@ KINDS = {
     "reordered-collectives": "collectives of a communicator, or ops with an effect, are reordered",
     "changed-effects": "an op with an effect is missing, or runs more often",
     "peak-memory": "peak memory is above what the pass promises",
+    "wrong-estimate": "an estimate of the pass is not what it estimates",
     "use-after-free": "a node uses memory that has been freed",
     "double-free": "memory is freed twice",
     "freed-input": "an input, which belongs to the caller, is freed",

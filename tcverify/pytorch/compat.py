@@ -9,6 +9,9 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
 
 
 def filter_known_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,6 +47,21 @@ def device_known() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def on_gpu(graph: fx.Graph) -> Iterator[None]:
+    """Let the fake tensors of a graph say that they are on a GPU: estimates of memory count no other."""
+    values = pytree.tree_leaves([node.meta.get("val") for node in graph.nodes])
+    fakes = {id(one): one for one in values if isinstance(one, FakeTensor)}.values()
+    were = [(one, one.fake_device) for one in fakes]
+    try:
+        for one, _ in were:
+            one.fake_device = torch.device("cuda", 0)
+        yield
+    finally:
+        for one, device in were:
+            one.fake_device = device
+
+
 def forget_shardings() -> None:
     """Clear DTensor's caches about ops: for another rank, results may differ."""
     from torch.distributed.tensor import DTensor
@@ -72,4 +90,11 @@ def shardings_untraced() -> Iterator[None]:
         yield
 
 
-__all__ = ["device_known", "filter_known_options", "forget_shardings", "patch_attributes", "shardings_untraced"]
+__all__ = [
+    "device_known",
+    "filter_known_options",
+    "forget_shardings",
+    "on_gpu",
+    "patch_attributes",
+    "shardings_untraced",
+]

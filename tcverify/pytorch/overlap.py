@@ -6,6 +6,7 @@ They are called as `post_grad_passes` calls them: on functional graphs, without 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -155,10 +156,11 @@ def plan_of(modules: list[str], plan: str) -> list[list[str] | str]:
 
 @contextlib.contextmanager
 def undisturbed(module: Any) -> Iterator[None]:
-    """Reset what earlier programs left in estimates, and answer on behalf of other ranks when they are queried.
+    """Reset what earlier programs left in estimates, answer on behalf of other ranks when they are queried, and count memory.
 
-    Only times of matrix products are queried, which are equal on all ranks here.
+    Only times of matrix products are queried, which are equal on all ranks here. Budgets of memory leave the CPU out otherwise.
     """
+    from torch._inductor.fx_passes import memory_estimator
 
     def ask(answers: list[Any], mine: Any, *_: Any, **__: Any) -> None:
         answers[:] = [mine] * len(answers)
@@ -170,6 +172,9 @@ def undisturbed(module: Any) -> Iterator[None]:
             module, estimate_runtime_analytical=lambda _: 0.0
         ),  # 2.11 asks a GPU for these, and only logs them
         patch_attributes(dist, all_gather_object=ask),
+        patch_attributes(
+            module, MemoryTracker=functools.partial(memory_estimator.MemoryTracker, device_filter=lambda _: True)
+        ),
     ):
         try:
             yield

@@ -315,6 +315,17 @@ _ALL = (
         strategy="traced", draws=_OVERLAP_DRAWS,
     ),
     TorchSubject(
+        "memory_estimator", "tcverify.pytorch.memory_estimates:MemoryEstimator",
+        "estimates the memory of graphs, in the order of their nodes or in another one",
+        f"{_PASSES}.memory_estimator:MemoryTracker", since="2.11", strategy="traced",
+        draws={"order": ("given", "latest", "mixed"), "inputs": ("kept", "released"), "aliases": ("run", "torch")},
+    ),
+    TorchSubject(
+        "mem_tracker", "tcverify.pytorch.memory_estimates:MemTracked",
+        "tracks the memory of what runs, on fake tensors too", "torch.distributed._tools.mem_tracker:MemTracker",
+        strategy="traced", draws={"order": ("given", "latest", "mixed"), "inputs": ("kept", "released"), "fake": _FLAG},
+    ),
+    TorchSubject(
         "manual_overlap_bucketing", "tcverify.pytorch.overlap:ManualOverlapBucketing",
         "merges the collectives of a module, and overlaps them with the compute of the next",
         f"{_PASSES}.overlap_manual_scheduling:manual_overlap_bucketing", since="2.11", strategy="bucketing",

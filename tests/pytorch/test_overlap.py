@@ -66,6 +66,15 @@ def test_a_gather_moves_beside_the_product_before_it(estimates: str, deps: bool)
 
 
 @needs("schedule_overlap_bucketing")
+@pytest.mark.parametrize(("ratio", "started"), [(1.0, 2), (0.0, 1)])
+def test_a_budget_is_a_share_of_the_memory_that_values_of_the_cpu_take(ratio: float, started: int) -> None:
+    limits = {"max_memory_increase_gb": 0.0, "max_memory_increase_ratio": ratio}
+    verdict = verify(ScheduleOverlapBucketing(), overlapping(pre_bucketing_fsdp_collectives=False, **limits))
+    assert verdict.status == "passed", [finding.kind for finding in verdict.findings]
+    assert starts_before_first_product(verdict.pair.rewritten.graph(0)) == started
+
+
+@needs("schedule_overlap_bucketing")
 def test_a_scheduler_that_forgets_waits_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.fx_passes import overlap_scheduling
 
