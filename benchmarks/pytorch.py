@@ -5,10 +5,11 @@
     python benchmarks/pytorch.py table LOG...
     python benchmarks/pytorch.py confirm [NAME]...
 
-`run` gives every subject that this torch has (default: all) its turn: a campaign of --slice seconds on 2, 3 or 4 ranks, with
-another seed each time, until the minutes are over. Half of the campaigns search, the others only draw. The next subject is the
-one with the fewest campaigns in the log, so that runs with the same log reach all of them. Findings are kept once per
-fingerprint in --cases, and known from then on. A line of JSON per campaign says what was drawn, changed, reached and found,
+`run` gives every subject that this torch has (default: all) its turn: a campaign of --slice seconds on one of the numbers of
+ranks that its strategy draws, with another seed each time, until the minutes are over. Half of the campaigns search, the others
+only draw. The next subject is the one with the fewest campaigns in the log, so that runs with the same log reach all of them.
+Findings are kept once per fingerprint in --cases, and known from then on. A line of JSON per campaign says what was drawn,
+changed, reached and found,
 which defects in reports/pytorch it met (recognised as in benchmarks/recall.py), and what CPU time it took. The branches come
 from coverage.py: after a campaign, some of its programs go through the pass again, in this process. `summary` adds up such
 lines per version and subject (reports/pytorch/campaigns.ndjson is made so), `table` prints what they come to.
@@ -47,8 +48,9 @@ from tcverify.program import Program
 from tcverify.pytorch import PREFIX, SUBJECTS, TorchSubject, subject
 from tcverify.pytorch.end_to_end import try_end_to_end
 from tcverify.pytorch.findings import read_findings
+from tcverify.registry.strategies import world_sizes_of
 from tcverify.report.markdown import table_cell
-from tcverify.strategies import STRATEGIES, WORLD_SIZES, programs_of
+from tcverify.strategies import STRATEGIES, programs_of
 from tcverify.strategies.options import with_options
 
 VERSION = torch.__version__.split("+")[0]
@@ -106,8 +108,9 @@ def campaigns_in(log: Path) -> Counter[str]:
 
 def campaign(one: TorchSubject, seed: int, seconds: float, cases: Path) -> dict[str, Any]:
     """Verify one subject for this many seconds, and return the result."""
-    size = WORLD_SIZES[seed % len(WORLD_SIZES)]
     strategy = one.strategy if seed % 4 or one.strategy in ALONE else next_of(OTHERS, seed // 4, one.strategy)
+    sizes = world_sizes_of([strategy])
+    size = sizes[seed % len(sizes)]
     options: Counter[str] = Counter()
     watched: list[Program] = []
 

@@ -20,7 +20,7 @@ from tcverify.registry.extensions import load_extension
 from tcverify.registry.op_laws import declare_op_law
 from tcverify.registry.passes import BUILTIN, SUITED
 from tcverify.registry.pipelines import SEPARATOR, split_stages
-from tcverify.registry.strategies import DEFAULT_STRATEGY, STRATEGIES, join_strategy_names
+from tcverify.registry.strategies import DEFAULT_STRATEGY, STRATEGIES, WORLD_SIZES, join_strategy_names
 from tcverify.system.configuration import section, suggest
 from tcverify.system.files import write_atomically
 
@@ -183,12 +183,13 @@ def list_option_draws(name: str, fixed: Collection[str]) -> dict[str, Sequence[A
 
 
 def parse_meshes(
-    world_size: str | None, mesh: str | None, most: int = MAX_RANKS
+    world_size: str | None, mesh: str | None, most: int = MAX_RANKS, default: Sequence[int] = WORLD_SIZES
 ) -> list[tuple[str, dict[str, int] | None, int]]:
     """Parse --world-size and --mesh.
 
     Args:
         most: largest number of ranks.
+        default: numbers of ranks if neither is given.
 
     Returns:
         Name, sizes of the mesh dims (None for drawn sizes) and world size of each campaign.
@@ -206,7 +207,7 @@ def parse_meshes(
         _require_ranks(total, most)
         return [(mesh, sizes, total)]
     found: dict[int, tuple[str, dict[str, int] | None, int]] = {}
-    for text in (world_size if world_size is not None else "2,3,4").split(","):
+    for text in (world_size if world_size is not None else ",".join(map(str, default))).split(","):
         size = _number(text.strip(), "--world-size")
         _require_ranks(size, most)
         found[size] = (f"{size} ranks", None, size)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +21,7 @@ from torch.distributed import device_mesh as meshes
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlanner
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor import DTensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from tcverify.errors import Unsupported
@@ -31,7 +29,7 @@ from tcverify.ops import resolve
 from tcverify.program import REPLICATED
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compat import filter_known_options, forget_shardings, patch_attributes
-from tcverify.pytorch.dtensor import device_mesh, read_placements, trace_ops
+from tcverify.pytorch.dtensor import device_mesh, distribute, read_placements, trace_ops
 
 Tensor = torch.Tensor
 
@@ -41,10 +39,10 @@ _CACHES = ("save_plan", "all_plans", "global_plan", "metadata", "final_save_plan
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Placements over a grid of ranks; without a grid a plain tensor, which every rank has."""
+    """Placements over a grid of ranks, as options write them; without a grid a plain tensor, which every rank has."""
 
     grid: Tensor | None = None
-    placements: tuple[Placement, ...] = ()
+    letters: tuple[str, ...] = ()
 
 
 class Checkpoint(TorchPass):
@@ -68,9 +66,6 @@ class Checkpoint(TorchPass):
         ranks = _Ranks(gm.meta, options)
         loaded = {node.name: _asked(ranks.grid, node, str(options.get(node.name, ""))) for node in kept}
         saved = {node.name: _saved(options["saved"], loaded[node.name], node, ranks.grid) for node in kept}
-        if options["strided"]:
-            saved = {node.name: _strided(saved[node.name], node, loaded=False) for node in kept}
-            loaded = {node.name: _strided(loaded[node.name], node, loaded=True) for node in kept}
         forget_shardings()
 
         def run(*given: Tensor) -> list[Tensor]:
@@ -180,23 +175,12 @@ class _Ranks:
 
 
 def _held(wholes: Mapping[str, Tensor], layouts: Mapping[str, _Layout], rank: int) -> dict[str, Tensor]:
-    """What a rank holds of tensors. What FSDP shards has been sharded by the others before."""
+    """What a rank holds of tensors."""
     found = dict(wholes)
     for name, layout in layouts.items():
-        if layout.grid is None:
-            continue
-        whole, mesh = wholes[name], _mesh_of(layout.grid, rank)
-        last = {n: one for n, one in enumerate(layout.placements) if isinstance(one, _StridedShard)}
-        first = [Replicate() if n in last else one for n, one in enumerate(layout.placements)]
-        held = distribute_tensor(whole, mesh, first, src_data_rank=None)
-        for n, placement in last.items():
-            coordinate: Any = mesh.get_coordinate()
-            parts, place = held.to_local().chunk(mesh.size(n), placement.dim), coordinate[n]
-            part = parts[place] if place < len(parts) else parts[0].narrow(placement.dim, 0, 0)
-            held = DTensor.from_local(
-                part, mesh, layout.placements, run_check=False, shape=whole.shape, stride=whole.stride()
-            )
-        found[name] = held
+        if layout.grid is not None:
+            whole, mesh = wholes[name], _mesh_of(layout.grid, rank)
+            found[name] = distribute(whole, mesh, read_placements(",".join(layout.letters), mesh.shape, whole.shape))
     return found
 
 
@@ -220,12 +204,10 @@ def _asked(grid: Tensor, node: fx.Node, text: str) -> _Layout:
     """The layout that a text asks for; that of a plain tensor if it is empty."""
     if not text:
         return _Layout()
-    found, dims = read_placements(text), node.meta["val"].dim()
-    if len(found) != grid.ndim:
-        raise Unsupported(f"'{text}' are placements over {len(found)} mesh dims, of {grid.ndim}")
-    if any(one.is_partial() or (isinstance(one, Shard) and one.dim >= dims) for one in found):
-        raise Unsupported(f"an input of {dims} dims cannot be saved as {text}")
-    return _Layout(grid, found)
+    shape = node.meta["val"].shape
+    if any(one.is_partial() for one in read_placements(text, grid.shape, shape)):
+        raise Unsupported(f"an input of {len(shape)} dims cannot be saved as {text}")
+    return _Layout(grid, tuple(text.split(",")))
 
 
 def _saved(how: str, loaded: _Layout, node: fx.Node, grid: Tensor) -> _Layout:
@@ -233,41 +215,24 @@ def _saved(how: str, loaded: _Layout, node: fx.Node, grid: Tensor) -> _Layout:
     dims = node.meta["val"].dim()
     if how == "plain" or (how == "same" and loaded.grid is None):
         return _Layout()
-    placements = loaded.placements or (Replicate(),) * grid.ndim
-    sharded = next((one.dim for one in placements if isinstance(one, Shard)), 0)
-    shards = (Shard(sharded), Shard((sharded + 1) % dims)) if dims else (Replicate(), Replicate())
+    replicated = ("R",) * grid.ndim
+    letters = loaded.letters or replicated
+    sharded = next((int(one[1:]) for one in letters if one != "R"), 0)
+    shards = (f"S{sharded}", f"S{(sharded + 1) % dims}") if dims else ("R", "R")
     line = grid.flatten()
     if how in ("line", "backwards"):
         return _Layout(line if how == "line" else line.flip(0), shards[:1])
     if how == "square":
         return _Layout(line.reshape(2 if len(line) % 2 == 0 else 1, -1), shards)
     if how == "transposed":
-        return _Layout(grid.permute(*reversed(range(grid.ndim))).contiguous(), placements)
-    others: dict[str, tuple[Placement, ...]] = {
-        "same": placements,
-        "turned": placements[::-1],
-        "replicated": (Replicate(),) * grid.ndim,
-        "next": tuple(Shard((one.dim + 1) % dims) if isinstance(one, Shard) else one for one in placements),
+        return _Layout(grid.permute(*reversed(range(grid.ndim))).contiguous(), letters)
+    others = {
+        "same": letters,
+        "turned": letters[::-1],
+        "replicated": replicated,
+        "next": tuple(one if one == "R" else f"{one[0]}{(int(one[1:]) + 1) % dims}" for one in letters),
     }
     return _Layout(grid, others[how])
-
-
-def _strided(layout: _Layout, node: fx.Node, *, loaded: bool) -> _Layout:
-    """The layout that FSDP makes of tensors which others have sharded before: where several mesh dims shard the same dim of a
-    tensor, the first of them shards last.
-
-    Args:
-        loaded: leave uneven shards as they are, which DTensor does not put together. FSDP has them of dim 0 only.
-    """
-    found, grid = list(layout.placements), layout.grid
-    for number, one in enumerate(layout.placements):
-        same = [n for n, other in enumerate(layout.placements) if other == one]
-        if grid is None or not isinstance(one, Shard) or same[0] != number or not same[1:]:
-            continue
-        even = node.meta["val"].shape[one.dim] % math.prod(grid.shape[n] for n in same) == 0
-        if even or (one.dim == 0 and not loaded):
-            found[number] = _StridedShard(one.dim, split_factor=math.prod(grid.shape[n] for n in same[1:]))
-    return _Layout(grid, tuple(found))
 
 
 def _followed(original: fx.Graph, kept: Sequence[fx.Node], traced: fx.Graph) -> fx.Graph:

@@ -7,6 +7,7 @@ program reduces at once, over dims of its mesh, is a partial tensor of DTensor, 
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ import torch
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
@@ -43,7 +45,8 @@ _CLEAR = (NotImplementedError, RuntimeError, ValueError)
 class DTensorProgram(TorchPass):
     """Runs the graph on DTensors, and returns what its ranks run.
 
-    Options are names of nodes, each with placements by dim of the mesh: "S0,R" shards dim 0 over the first, "S0,S0" over both.
+    Options are names of nodes, each with placements by dim of the mesh: "S0,R" shards dim 0 over the first, "S0,S0" over both,
+    "F0,S0" over both in the order of FSDP on tensor parallel.
 
     Raises:
         Unsupported: the mesh is not a grid, or DTensor says that it does not support the program.
@@ -102,23 +105,59 @@ def device_mesh(groups: Mapping[str, tuple[int, ...]], world_size: int, rank: in
     return found
 
 
-def read_placements(text: str) -> tuple[Placement, ...]:
-    """Read placements by mesh dim, as options write them: "R", "S0" or "P", with commas.
+def read_placements(text: str, sizes: Sequence[int], shape: Sequence[int]) -> tuple[Placement, ...]:
+    """Read placements by mesh dim, as options write them: "R", "S0" or "Psum", with commas. "F0" shards dim 0 as FSDP does: what
+    the mesh dims behind this one have sharded before.
+
+    Args:
+        sizes: of the mesh dims.
+        shape: of the tensor.
 
     Raises:
-        Unsupported: it names others.
+        Unsupported: it names others, or they do not fit.
     """
-    found: list[Placement] = []
-    for one in text.split(","):
-        if one == "R":
-            found.append(Replicate())
-        elif match := re.fullmatch(r"S(\d)", one):
-            found.append(Shard(int(match[1])))
-        elif match := re.fullmatch(r"P(sum|avg|max|min|product)", one):
-            found.append(Partial(match[1]))
-        else:
-            raise Unsupported(f"'{text}' are not placements", "write R or S0, S1, …, or Psum, for each dim of the mesh")
-    return tuple(found)
+    letters = text.split(",")
+    if len(letters) != len(sizes):
+        raise Unsupported(f"'{text}' are placements over {len(letters)} mesh dims, of {len(sizes)}")
+    return tuple(_placement(text, number, sizes, shape) for number in range(len(sizes)))
+
+
+def _placement(text: str, number: int, sizes: Sequence[int], shape: Sequence[int]) -> Placement:
+    letters = text.split(",")
+    one = letters[number]
+    if one == "R":
+        return Replicate()
+    if match := re.fullmatch(r"P(sum|avg|max|min|product)", one):
+        return Partial(match[1])
+    if not re.fullmatch(r"[SF]\d", one):
+        hint = "write R, S0, S1, …, F0, F1, … or Psum, for each dim of the mesh"
+        raise Unsupported(f"'{text}' are not placements", hint)
+    dim = int(one[1:])
+    if dim >= len(shape):
+        raise Unsupported(f"a value of {len(shape)} dims cannot be placed as {text}")
+    sharing = [n for n, other in enumerate(letters) if other in (f"S{dim}", f"F{dim}")]
+    factor = math.prod(sizes[n] for n in sharing if n > number) if one[0] == "F" else 1
+    if factor == 1:
+        return Shard(dim)
+    if dim and shape[dim] % math.prod(sizes[n] for n in sharing):
+        raise Unsupported(f"FSDP shards dim 0 unevenly, and no other: dim {dim} has {shape[dim]} elements, as {text}")
+    return _StridedShard(dim, split_factor=factor)
+
+
+def distribute(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
+    """A tensor that all ranks have, in a layout, without communication. FSDP shards last."""
+    last = [n for n, one in enumerate(placements) if isinstance(one, _StridedShard)]
+    first = [Replicate() if n in last else one for n, one in enumerate(placements)]
+    made = distribute_tensor(whole, mesh, first, src_data_rank=None)
+    if not last:
+        return made
+    part: torch.Tensor = made.to_local()
+    coordinate: Any = mesh.get_coordinate()
+    for n in reversed(last):
+        dim: int = placements[n].dim  # type: ignore[attr-defined]
+        parts = part.chunk(mesh.size(n), dim)
+        part = parts[coordinate[n]] if coordinate[n] < len(parts) else part.narrow(dim, 0, 0)
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 def trace_ops(run: Callable[..., Any], placeholders: Sequence[fx.Node], by: str = "DTensor") -> fx.GraphModule:
@@ -202,13 +241,13 @@ class _Run:
             placed: over the other dims.
         """
         names = self._mesh.mesh_dim_names or ()
-        wanted: list[Placement] = list(read_placements(placed) if placed else [Replicate()] * len(names))
-        if len(wanted) != len(names):
-            raise Unsupported(f"'{placed}' are placements over {len(wanted)} mesh dims, of {len(names)}")
-        wanted = [Replicate() if name in over else one for name, one in zip(names, wanted, strict=True)]
-        if any(one.is_partial() or (isinstance(one, Shard) and one.dim >= local.dim()) for one in wanted):
+        letters = placed.split(",") if placed else ["R"] * len(names)
+        if len(letters) == len(names):
+            letters = ["R" if name in over else one for name, one in zip(names, letters, strict=True)]
+        wanted = read_placements(",".join(letters), self._mesh.shape, local.shape)
+        if any(one.is_partial() for one in wanted):
             raise Unsupported(f"an input of {local.dim()} dims cannot be distributed as {placed}")
-        made = distribute_tensor(local, self._mesh, wanted, src_data_rank=None)
+        made = distribute(local, self._mesh, wanted)
         if not over:
             return made
         addends = [Partial(over[name]) if name in over else one for name, one in zip(names, wanted, strict=True)]
@@ -226,10 +265,7 @@ class _Run:
         """A value where its option wants it."""
         if name not in self._options or not isinstance(value, DTensor):
             return value
-        wanted = read_placements(self._options[name])
-        if len(wanted) != self._mesh.ndim or any(isinstance(one, Shard) and one.dim >= value.dim() for one in wanted):
-            raise Unsupported(f"a value of {value.dim()} dims cannot be redistributed to {self._options[name]}")
-        return value.redistribute(self._mesh, wanted)
+        return value.redistribute(self._mesh, read_placements(self._options[name], self._mesh.shape, value.shape))
 
     @staticmethod
     def _whole(value: Any) -> Any:
@@ -296,4 +332,4 @@ def _live(graph: fx.Graph) -> set[fx.Node]:
     return live
 
 
-__all__ = ["DTensorProgram", "device_mesh", "read_placements", "trace_ops"]
+__all__ = ["DTensorProgram", "device_mesh", "distribute", "read_placements", "trace_ops"]

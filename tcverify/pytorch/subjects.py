@@ -298,7 +298,7 @@ _ALL = (
         "torch.distributed.checkpoint.default_planner:DefaultSavePlanner", strategy="dtensor",
         draws={
             "saved": ("line", "same", "turned", "next", "square", "transposed", "backwards", "replicated", "plain"),
-            "strided": _FLAG, "dedup_save_to_lowest_rank": _FLAG, "enable_plan_caching": _FLAG,
+            "dedup_save_to_lowest_rank": _FLAG, "enable_plan_caching": _FLAG,
             "flatten_state_dict": _BOTH, "flatten_sharded_tensors": _BOTH,
         },
     ),

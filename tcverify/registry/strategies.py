@@ -41,8 +41,24 @@ DEFAULT_STRATEGY = "mixed"
 #: Built-in strategies that do not build their programs from bytes, so no byte can choose between them and others.
 ALONE = ("dtensor", "pipelining")
 
+#: The numbers of ranks that most strategies draw meshes of, and those of others: whose programs are of whole tensors, which cost
+#: little on more ranks and take other ways on uneven grids.
+WORLD_SIZES = (2, 3, 4)
+_WORLD_SIZES = {"dtensor": (2, 3, 4, 6, 8), "resharding": (2, 3, 4, 5, 6)}
+
 #: Separates the names of strategies that are drawn from together.
 SEPARATOR = ","
+
+
+def world_sizes_of(names: Iterable[str | None]) -> tuple[int, ...]:
+    """The numbers of ranks that programs are drawn for by default: those of which each of these strategies draws meshes.
+
+    Args:
+        names: also combinations from `join_strategy_names`; None for strategies that are found by trial.
+    """
+    parts = [part for name in names for part in (name or DEFAULT_STRATEGY).split(SEPARATOR)]
+    first, *others = [_WORLD_SIZES.get(part, WORLD_SIZES) for part in parts] or [WORLD_SIZES]
+    return tuple(size for size in first if all(size in sizes for sizes in others))
 
 
 def join_strategy_names(names: Iterable[str]) -> str:
@@ -64,4 +80,13 @@ def is_searchable(name: str | None) -> bool:
     return bool(parts) and all(part in STRATEGIES.references and part not in ALONE for part in parts)
 
 
-__all__ = ["ALONE", "DEFAULT_STRATEGY", "SEPARATOR", "STRATEGIES", "is_searchable", "join_strategy_names"]
+__all__ = [
+    "ALONE",
+    "DEFAULT_STRATEGY",
+    "SEPARATOR",
+    "STRATEGIES",
+    "WORLD_SIZES",
+    "is_searchable",
+    "join_strategy_names",
+    "world_sizes_of",
+]

@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from torch.distributed.tensor import placement_types
+import torch
+from torch.distributed.tensor import _dtensor_spec, placement_types
 
 from tcverify.errors import Unsupported
 from tcverify.execution import ProcessGroupPool
 from tcverify.ops import qualified_name
 from tcverify.program import PARTIAL, VARYING, GraphBuilder, InputSpec, Mesh, MeshDim, Program, spmd_program
 from tcverify.pytorch import subject
-from tcverify.pytorch.dtensor import DTensorProgram, read_placements
+from tcverify.pytorch.dtensor import DTensorProgram, device_mesh, distribute, read_placements
+from tcverify.pytorch.groups import groups_of
 from tcverify.verification.verifier import Verdict, verify
 
 LINE = Mesh.grid({"tp": 2})
@@ -149,10 +151,66 @@ def test_meshes_that_are_no_grid_are_declined(mesh: Mesh) -> None:
 
 
 def test_placements_are_read_and_others_declined() -> None:
-    shard, replicated, partial = read_placements("S1,R,Pmax")
+    shard, replicated, partial = read_placements("S1,R,Pmax", (2, 2, 2), (4, 4))
     assert (shard.is_shard(1), replicated.is_replicate(), partial.is_partial("max")) == (True, True, True)
-    with pytest.raises(Unsupported, match="are not placements"):
-        read_placements("S0,Q")
+    for text in ("S0,Q", "S0,", "S0,F", "S,S0", "S0,S10"):
+        with pytest.raises(Unsupported, match="are not placements"):
+            read_placements(text, (2, 2), (4, 4))
+    with pytest.raises(Unsupported, match="over 1 mesh dims, of 2"):
+        read_placements("S0", (2, 2), (4, 4))
+    with pytest.raises(Unsupported, match="2 dims cannot be placed"):
+        read_placements("S0,F2", (2, 2), (4, 4))
+    with pytest.raises(Unsupported, match="dim 1 has 5 elements"):
+        read_placements("F1,S1", (2, 2), (4, 5))
+
+
+@pytest.mark.parametrize(
+    ("text", "factors"),
+    [("F0,S0,S0", [6, 0, 0]), ("F0,F0,S0", [6, 3, 0]), ("S0,F0,S0", [0, 3, 0]), ("F0,R,F1", [0, 0, 0]), ("F1,S0,S1", [3, 0, 0])],
+)  # fmt: skip
+def test_the_factor_of_a_strided_shard_is_what_the_dims_behind_it_divide(text: str, factors: list[int]) -> None:
+    found = read_placements(text, (2, 2, 3), (5, 12))
+    assert [getattr(one, "split_factor", 0) for one in found] == factors
+
+
+@pytest.mark.parametrize(("dp", "tp", "rows"), [(2, 2, 5), (3, 2, 7), (2, 3, 4), (4, 2, 17), (2, 4, 3)])
+def test_a_tensor_is_distributed_as_fsdp_does(dp: int, tp: int, rows: int) -> None:
+    """Rank by rank: tensor parallel takes a chunk, and FSDP a chunk of that."""
+    mesh = Mesh.grid({"dp": dp, "tp": tp})
+    given = program(mesh, {"x": (rows,)}, lambda b: b.call("aten::relu", b.input("x")), x="F0,S0")
+    whole = torch.arange(rows)
+    for rank in range(dp * tp):
+        graph = given.graph_module(rank)
+        with groups_of(graph):
+            shard = distribute(
+                whole, device_mesh(graph.meta["groups"], dp * tp, rank), read_placements("F0,S0", (dp, tp), (rows,))
+            )
+        chunks = [part.chunk(dp) for part in whole.chunk(tp)]
+        own = chunks[rank % tp] if rank % tp < len(chunks) else ()
+        assert shard.to_local().tolist() == (own[rank // tp].tolist() if rank // tp < len(own) else [])
+
+
+@pytest.mark.parametrize("options", [{"x": "F0,S0"}, {"x": "F0,S0", "mul": "S0,S0"}, {"x": "S0,R", "mul": "F0,S0"}])
+@pytest.mark.parametrize(("dp", "tp", "rows"), [(2, 2, 5), (3, 2, 7), (4, 2, 17)])
+def test_dtensor_puts_uneven_shards_of_fsdp_together(dp: int, tp: int, rows: int, options: dict[str, str]) -> None:
+    mesh = Mesh.grid({"dp": dp, "tp": tp})
+    verdict = judged(
+        program(mesh, {"x": (rows, 2)}, lambda b: b.call("aten::mul.Scalar", b.input("x"), 2.0), **options)
+    )
+    assert verdict.status == "passed", verdict.doubts or verdict.findings
+
+
+def test_strided_shards_that_are_taken_for_plain_ones_refute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DTensor undoes the placements from right to left, in which FSDP has not sharded."""
+    given = program(GRID, {"x": (8,)}, lambda b: b.call("aten::relu", b.input("x")), x="F0,S0")
+    assert judged(given).status == "passed"
+    plain = _dtensor_spec.DTensorSpec.compute_default_shard_order
+    monkeypatch.setattr(
+        _dtensor_spec.DTensorSpec,
+        "_maybe_convert_StridedShard_to_shard_order",
+        lambda placements, mesh: plain(tuple(placement_types.Shard(one.dim) for one in placements)),
+    )
+    assert {finding.kind for finding in judged(given).findings} == {"wrong-value"}
 
 
 @pytest.mark.parametrize("options", [{"x": "S0"}, {"x": "S7,R"}, {"relu": "S0,S9"}])

@@ -9,15 +9,17 @@ from collections.abc import Iterator
 from tcverify.execution import Lockstep
 from tcverify.program import Program, dumps, loads
 from tcverify.pytorch.dtensor import DTensorProgram
-from tcverify.strategies import dtensor_programs
-from tcverify.strategies.dtensor.programs import WIDTH, decode_dtensor, meshes
+from tcverify.registry.strategies import world_sizes_of
+from tcverify.strategies import RESHARDING_WORLD_SIZES, WORLD_SIZES, dtensor_programs
+from tcverify.strategies.dtensor.programs import DTENSOR_WORLD_SIZES, WIDTH, decode_dtensor, meshes
+from tcverify.strategies.pipelining.programs import PIPELINE_WORLD_SIZES
 from tcverify.verification.verifier import verify
 
 
 def sample(count: int, seed: int) -> Iterator[Program]:
     generator = random.Random(seed)
     for _ in range(count):
-        yield decode_dtensor(generator.choice(meshes(generator.choice((2, 3, 4)))), generator.randbytes(WIDTH))
+        yield decode_dtensor(generator.choice(meshes(generator.choice((2, 3, 4, 6, 8)))), generator.randbytes(WIDTH))
 
 
 def test_most_programs_run_and_are_what_their_bytes_say() -> None:
@@ -40,7 +42,28 @@ def test_programs_divide_tensors_and_ops_are_of_many_kinds() -> None:
         ops.update(str(node.target) for node in program.graphs[0].nodes if node.op == "call_function")
         placed.update(one for value in program.options.values() for one in str(value).split(","))
     assert len(ops) > 120
-    assert min(placed[one] for one in ("R", "S0", "S1", "S2")) > 5
+    assert min(placed[one] for one in ("R", "S0", "S1", "S2", "F0", "F1")) > 5
+
+
+def test_layouts_on_uneven_grids_are_drawn() -> None:
+    """Grids of two sizes, sharded in the order of FSDP, of a dim that the ranks do not divide, with empty shards and without."""
+    drawn = Counter[tuple[tuple[int, ...], str]]()
+    for program in sample(1500, seed=3):
+        sizes = tuple(len(dim.groups[0]) for dim in program.mesh.dims)
+        for spec in program.inputs:
+            rows = spec.shape[0] if spec.shape else 0
+            if program.options.get(spec.name) == "F0,S0" and rows % program.world_size:
+                drawn[sizes, "some" if rows > program.world_size else "none"] += 1
+    assert {(sizes, how) for sizes in ((2, 3), (3, 2), (2, 4), (4, 2)) for how in ("some", "none")} <= set(drawn)
+
+
+def test_each_strategy_draws_the_numbers_of_ranks_that_are_listed_for_it() -> None:
+    assert set(world_sizes_of(["dtensor"])) == set(DTENSOR_WORLD_SIZES)
+    assert set(world_sizes_of(["resharding"])) == set(RESHARDING_WORLD_SIZES)
+    assert set(world_sizes_of(["pipelining"])) == set(PIPELINE_WORLD_SIZES)
+    assert world_sizes_of(["mixed"]) == world_sizes_of([None]) == world_sizes_of([]) == WORLD_SIZES
+    assert world_sizes_of(["dtensor", "resharding"]) == (2, 3, 4, 6)
+    assert world_sizes_of(["resharding,mixed"]) == (2, 3, 4)
 
 
 def test_dtensor_does_most_of_what_is_drawn() -> None:

@@ -14,12 +14,16 @@ from tcverify.cli.settings import Settings, new_seed
 from tcverify.ray import LOCAL
 from tcverify.registry.choices import HOSTILE, HostileName
 from tcverify.registry.passes import DEFAULT
-from tcverify.registry.strategies import STRATEGIES
+from tcverify.registry.strategies import STRATEGIES, world_sizes_of
 
 
 @click.command()
 @click.argument("passes", nargs=-1, metavar="[PASS]...", shell_complete=options.complete_passes)
-@click.option("--world-size", default=None, help="Numbers of ranks, e.g. 2,4. [default: 2,3,4]")
+@click.option(
+    "--world-size",
+    default=None,
+    help="Numbers of ranks, e.g. 2,4. [default: 2,3,4, and more where programs are of whole tensors]",
+)
 @click.option("--mesh", default=None, help="One mesh for all programs, e.g. dp=2,tp=2. [default: drawn meshes]")
 @click.option(
     "--strategy",
@@ -83,8 +87,8 @@ def run(
     if ":" in (strategy or ""):
         begin_server()  # it is a module of the user, and most of these import torch
     names = passes or DEFAULT
-    meshes = arguments.parse_meshes(world_size, mesh)
     strategies = arguments.parse_strategies(strategy, names)
+    meshes = arguments.parse_meshes(world_size, mesh, default=world_sizes_of(strategies))
     settings = Settings(
         targets=[arguments.parse_target(name) for name in names],
         max_examples=200 if max_examples is None and given["max_time"] is None else max_examples,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -20,9 +21,9 @@ _MESHES: dict[int, tuple[dict[str, int], ...]] = {
     3: ({"tp": 3},),
     4: ({"dp": 2, "tp": 2}, {"tp": 4}),
     6: ({"dp": 2, "tp": 3}, {"dp": 3, "tp": 2}),
-    8: ({"pp": 2, "dp": 2, "tp": 2}, {"dp": 2, "tp": 4}),
+    8: ({"pp": 2, "dp": 2, "tp": 2}, {"dp": 2, "tp": 4}, {"dp": 4, "tp": 2}),
 }
-DTENSOR_WORLD_SIZES = (2, 4, 3, 2)
+DTENSOR_WORLD_SIZES = (2, 4, 3, 6, 8, 2)
 
 INPUTS = 2
 INPUT_WIDTH = 5
@@ -45,11 +46,13 @@ def decode_dtensor(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into a program on `mesh`. What does not fit together is left out."""
     choices = choices.ljust(WIDTH, b"\0")
     w = DTensorWriter(ProgramDraft(mesh, scope=("dtensor",)))
+    # Uneven shards, none of which or one of which is empty.
+    sizes = (*SIZES, mesh.world_size + 1, mesh.world_size - 1)
     at = 2
     for _ in range(INPUTS):
         dims, one, two, three, how = choices[at : at + INPUT_WIDTH]
         at += INPUT_WIDTH
-        shape = [SIZES[n % len(SIZES)] for n in (one, two, three, 1)][: (2, 2, 1, 3, 2, 3, 0, 4)[dims % 8]]
+        shape = [sizes[n % len(sizes)] for n in (one, two, three, 1)][: (2, 2, 1, 3, 2, 3, 0, 4)[dims % 8]]
         if dims >= 250 and shape:
             shape[0] = 0
         w.values.append(w.input(shape, how))
@@ -86,14 +89,24 @@ def _placements(program: Program, choices: bytes) -> dict[str, str]:
         if node.op != "placeholder" and whether % 4 != 1:
             continue
         dims = len(node.meta["val"].shape)
-        placed = [_placement(choice, dims) for choice, _ in zip(each, program.mesh.dims, strict=False)]
+        placed = _layout(each[: len(program.mesh.dims)], dims)
         if any(one != "R" for one in placed) or node.op != "placeholder":
             found[node.name] = ",".join(placed)
     return found
 
 
-def _placement(choice: int, dims: int) -> str:
-    return "R" if not dims or choice % 3 == 0 else f"S{choice // 3 % dims}"
+def _layout(choices: Sequence[int], dims: int) -> list[str]:
+    """Placements over the dims of a mesh, as `torch:dtensor` reads them. FSDP shards what a dim behind it has sharded."""
+    found: list[str] = []
+    for choice in reversed(choices):
+        sharded = next((one[1:] for one in found if one != "R"), None)
+        if not dims or choice % 4 == 0:
+            found.insert(0, "R")
+        elif choice % 4 == 3 and sharded is not None:
+            found.insert(0, f"F{sharded}")
+        else:
+            found.insert(0, f"S{choice // 4 % dims}")
+    return found
 
 
 def dtensor_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
@@ -101,7 +114,7 @@ def dtensor_programs(mesh: Mesh | None = None, world_size: int | None = None) ->
 
     Args:
         mesh: what they run on; None draws a row-major grid.
-        world_size: of the drawn mesh; None draws 2, 3 or 4.
+        world_size: of the drawn mesh; None draws up to 8.
     """
     if mesh is not None:
         listed: tuple[Mesh, ...] = (mesh,)
