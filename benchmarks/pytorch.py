@@ -18,6 +18,7 @@ lines per version and subject (reports/pytorch/campaigns.ndjson is made so), `ta
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import resource
@@ -32,7 +33,7 @@ from typing import Any, get_args
 
 import click
 import torch
-from recall import defects_of, raising_statement
+from recall import Known, defects_of, raising_statement
 
 from tcverify.application import Guarded, load_pass
 from tcverify.application.apply import apply_pass
@@ -194,12 +195,18 @@ def names_of(case: Counterexample, one: TorchSubject) -> list[str]:
     own, statement, shown = PREFIX + one.name, raising_statement(case), f"{case.finding.kind}: {fingerprint_of(case)}"
     return [
         known.finding.folder.name
-        for subject, defects in defects_of(()).items()
+        for subject, defects in known_defects().items()
         for known in defects
         if (subject == own and known.shown_by(case))
         or (statement is not None and statement == known.raised_by)
         or shown in known.finding.also
     ]
+
+
+@functools.cache
+def known_defects() -> dict[str, list[Known]]:
+    """The defects in reports/pytorch that this torch has, by subject: reading them takes seconds."""
+    return defects_of(())
 
 
 def defects_met(finished: CampaignFinished, one: TorchSubject) -> list[str]:

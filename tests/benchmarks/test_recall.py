@@ -16,7 +16,9 @@ from tcverify.cases.counterexample import Counterexample, read_counterexample
 
 REPORTS = Path(__file__).parents[2] / "reports" / "pytorch"
 
-pytestmark = pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the counterexamples are of torch 2.13")
+pytestmark = pytest.mark.skipif(
+    not torch.__version__.startswith("2.13"), reason="the counterexamples are of torch 2.13"
+)
 
 
 @pytest.fixture(scope="module")
