@@ -191,15 +191,16 @@ def verified(
 
 def names_of(case: Counterexample, one: TorchSubject) -> list[str]:
     """The defects in reports/pytorch that a counterexample shows: those of its subject, and of others if the exception comes
-    from the same statement, or if their facts list the fingerprint."""
+    from the same statement, or if they are of the same file of torch and their facts list the fingerprint."""
     own, statement, shown = PREFIX + one.name, raising_statement(case), f"{case.finding.kind}: {fingerprint_of(case)}"
+    file = one.source.partition(":")[0]
     return [
         known.finding.folder.name
-        for subject, defects in known_defects().items()
+        for name, defects in known_defects().items()
         for known in defects
-        if (subject == own and known.shown_by(case))
+        if (name == own and known.shown_by(case))
         or (statement is not None and statement == known.raised_by)
-        or shown in known.finding.also
+        or (shown in known.finding.also and subject(name).source.partition(":")[0] == file)
     ]
 
 
