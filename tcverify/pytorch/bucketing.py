@@ -7,6 +7,7 @@ and with a stable topological sort behind them, which they rely on: a bucket sta
 from __future__ import annotations
 
 import contextlib
+import operator
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -260,7 +261,8 @@ def separate_outputs(graph: fx.Graph, before: set[fx.Node]) -> None:
 def _viewed(node: fx.Node, until: Callable[[fx.Node], bool]) -> fx.Node:
     """What a view is of, in the end, or the first value on the way of which `until` is true."""
     while not until(node) and node.op == "call_function" and node.all_input_nodes:
-        schema = schema_of(node.target)
+        picked = node.target is operator.getitem  # of views or of new tensors: the op that lists them says
+        schema = schema_of(node.all_input_nodes[0].target if picked else node.target)
         aliases = schema is None or any(one.alias_info is not None for one in schema.returns)
         if not aliases:
             return node

@@ -34,6 +34,7 @@ def test_a_row_says_what_exists_ran_and_was_found(
         "options": {"mode=default": 1400},
         "features": {"bucketing": 1400, "any": 2},
         "branches": {"reached": 5, "all": 9},
+        "found": {"draw": ["dtypes-mixed"], "search": []},
     }
     runs = [{"torch": version, "subject": one.name, **counts, **seen} for version in ("2.15.0", "2.11.0", "2.13.0")]
     (tmp_path / "campaigns.ndjson").write_text("\n".join(map(json.dumps, runs)) + "\n")
@@ -54,7 +55,8 @@ def test_a_row_says_what_exists_ran_and_was_found(
     assert "\n| `torch:bucket_all_gather` | 1 of 7, 2, 5 of 9 | 1 of 7, 2, 5 of 9 | 1 of 7, 2, 5 of 9 |\n" in page
     assert "\n| all | 0 found | 1 found | 1 found |\n" in page
     assert (
-        "| `dtypes-mixed`: dtypes \\| mixed | `wrong-value` | `a.py:b` | opt-in | since 2.13.0; not known: 2.12.0, 2.12.1 |"
+        "| `dtypes-mixed`: dtypes \\| mixed | `wrong-value` | `a.py:b` | opt-in | drawing |"
+        " since 2.13.0; not known: 2.12.0, 2.12.1 |"
         " [yes](https://github.com/pytorch/pytorch/issues/1) |"
     ) in page
     assert "| `dtypes-mixed` | No strategy draws it. |" in page

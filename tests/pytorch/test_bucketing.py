@@ -200,6 +200,18 @@ def test_outputs_that_shared_memory_before_the_pass_share_their_own() -> None:
     assert (sliced, sliced.args[0]) == (view, first)
 
 
+def test_what_a_coalesced_collective_returns_is_memory_of_its_own() -> None:
+    def build(b: GraphBuilder) -> Any:
+        p = b.input("p0")
+        both = b.call("_c10d_functional::reduce_scatter_tensor_coalesced", [p, p], "sum", 2, "tp")
+        first, second = b.call("python::getitem", both, 0), b.call("python::getitem", both, 1)
+        return b.call("_c10d_functional::wait_tensor", first), b.call("_c10d_functional::wait_tensor", second)
+
+    graph = spmd_program(TP2, inputs((4,)), build).graphs[0]
+    separate_outputs(graph, set(graph.find_nodes(op="placeholder")))  # the pass has made all of it anew
+    assert not graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)
+
+
 def test_views_of_another_dtype_stay() -> None:
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
