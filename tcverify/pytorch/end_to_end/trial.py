@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tcverify.cases.counterexample import Counterexample
 from tcverify.cases.end_to_end import EndToEnd
 from tcverify.errors import TcverifyError, Unsupported, UsageError
-from tcverify.pytorch.end_to_end.pipeline import Pipeline
+from tcverify.pytorch.end_to_end.pipeline import EAGER_KERNELS, Pipeline
 from tcverify.pytorch.end_to_end.script import SECONDS, make_script
 from tcverify.pytorch.scripts import run_alone
 from tcverify.pytorch.subjects import SUBJECTS
@@ -56,13 +57,25 @@ def try_end_to_end(case: Counterexample) -> EndToEnd | None:
         entry = pipeline.entry
         if pipeline.unreachable:
             return EndToEnd("unreachable", entry, pipeline.unreachable)
-        return run_script(make_script(case, pipeline, "users"), entry)
+        told = run_script(make_script(case, pipeline, "users"), entry)
+        return told if told.state != "shown" else _with_defaults(told, case, pipeline)
     except Unsupported as error:
         return EndToEnd("unreachable", entry, error.message)
     except TcverifyError as error:
         return EndToEnd("failed", entry, error.message)
     except Exception as error:  # noqa: BLE001 - the finding is there, whatever becomes of its trial
         return EndToEnd("failed", entry, f"{type(error).__name__}: {error}"[:200])
+
+
+def _with_defaults(told: EndToEnd, case: Counterexample, pipeline: Pipeline) -> EndToEnd:
+    """Say so if the same goes wrong without the settings that switch the pass on: then another pass may be at fault."""
+    if not {*pipeline.settings} - {*EAGER_KERNELS} and not pipeline.comms:
+        return told
+    defaults = replace(pipeline, settings=EAGER_KERNELS, comms={})
+    other = run_script(make_script(case, defaults, "users"), told.entry)
+    if (other.state, other.detail) != ("shown", told.detail):
+        return told
+    return replace(told, detail=f"{told.detail}, with default settings too")
 
 
 def run_script(text: str, entry: str, seconds: float = SECONDS + MORE_SECONDS) -> EndToEnd:

@@ -57,7 +57,17 @@ def tried(case: Counterexample) -> EndToEnd:
     ],
 )  # fmt: skip
 def test_what_becomes_of_a_finding_is_told(name: str, says: str) -> None:
-    assert str(tried(case_of(name))).startswith(says)
+    told = str(tried(case_of(name)))
+    assert told.startswith(says)
+    assert "default settings" not in told
+
+
+@ON_213
+def test_what_goes_wrong_with_default_settings_too_is_told() -> None:
+    case = case_of("reinplaced-result-overwritten")  # which is said to be of a pass that has to be switched on
+    facts = replace(case.facts, name="torch:ddp_fusion", target=SUBJECTS["ddp_fusion"].target)
+    told = tried(replace(case, facts=facts))
+    assert str(told) == "also in torch.compile: wrong value on ranks 0, 1, with default settings too"
 
 
 @ON_213
