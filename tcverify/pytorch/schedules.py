@@ -148,8 +148,10 @@ def _lost(before: list[str], after: list[str]) -> str | None:
 
 
 def find_swapped_dependency(before: NodeSchedule, after: NodeSchedule) -> Defect | None:
-    """The first two nodes that touch one storage, one of them to write, and have swapped."""
+    """The first two nodes that touch one storage, one of them to write, and have swapped. Waits among themselves may swap."""
     for first, second in _swapped(before.steps, after.steps):
+        if first.role == second.role == "wait":
+            continue
         for what, shared in (
             ("writes", first.writes & second.reads),
             ("reads", first.reads & second.writes),

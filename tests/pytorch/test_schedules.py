@@ -79,6 +79,14 @@ def test_a_wait_reads_what_its_collective_reads():
     assert judged(schedule(*resolve_waits([start, wait, step("c", "x", "z")])), "a c b") == []
 
 
+def test_waits_for_one_result_may_swap_and_what_reads_it_may_not():
+    start = step("a", "x", "y", "collective", "tp")
+    given = schedule(start, step("b", "y", "y", "wait"), step("c", "y", "y", "wait"), step("d", "y", "z"))
+    assert judged(given, "a c b d") == []
+    assert judged(given, "a c d b") == ["dependency"]
+    assert judged(given, "c a b d") == ["dependency"]
+
+
 def test_waits_for_results_of_one_collective_may_swap():
     start = step("a", "s t", "s t", "collective", "tp")
     waits = step("b", "s", "s", "wait"), step("c", "t", "t", "wait")
