@@ -25,15 +25,18 @@ class EndToEnd:
         entry: what was called, such as "torch.compile".
         detail: what goes wrong, on which ranks; or why nothing is known.
         lines: what each rank was to give, and gave.
+        with_defaults: whether the same goes wrong without the settings that switch the pass on.
     """
 
     state: EndToEndState
     entry: str
     detail: str = ""
     lines: tuple[str, ...] = ()
+    with_defaults: bool = False
 
     def __str__(self) -> str:
-        return _SENTENCES[self.state].format(entry=self.entry, detail=self.detail)
+        said = _SENTENCES[self.state].format(entry=self.entry, detail=self.detail)
+        return f"{said}, with default settings too" if self.with_defaults else said
 
 
 def encode_end_to_end(told: EndToEnd) -> dict[str, Any]:
@@ -53,7 +56,10 @@ def decode_end_to_end(data: Any) -> EndToEnd:
             raise TypeError(f"{one!r:.60} is not a text")
     if data["state"] not in get_args(EndToEndState):
         raise TypeError(f"{data['state']!r:.60} is not the end of a trial: {', '.join(get_args(EndToEndState))}")
-    return EndToEnd(data["state"], data["entry"], data["detail"], tuple(data["lines"]))
+    with_defaults = data.get("with_defaults", False)
+    if not isinstance(with_defaults, bool):
+        raise TypeError(f"{with_defaults!r:.60} is neither true nor false")
+    return EndToEnd(data["state"], data["entry"], data["detail"], tuple(data["lines"]), with_defaults)
 
 
 __all__ = ["EndToEnd", "decode_end_to_end", "encode_end_to_end"]

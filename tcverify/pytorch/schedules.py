@@ -6,7 +6,6 @@ some of those only express a preference, and others are missing.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -198,13 +197,6 @@ def _swapped(
                 yield first, second
 
 
-def count_moved(before: NodeSchedule, after: NodeSchedule) -> dict[str, int]:
-    """How many steps have another position, by what they are and by where they went: "wait later"."""
-    position = {step.name: number for number, step in enumerate(after.steps)}
-    moves = ((step.role, position[step.name] - number) for number, step in enumerate(before.steps))
-    return dict(Counter(f"{role} {'later' if by > 0 else 'earlier'}" for role, by in moves if by))
-
-
 def find_memory_growth(before: NodeSchedule, after: NodeSchedule, budget: float) -> Defect | None:
     """Whether peak memory has grown by more than a part of what it was."""
     was, now = peak_bytes(before), peak_bytes(after)
@@ -283,7 +275,6 @@ __all__ = [
     "NodeSchedule",
     "OrderPromise",
     "ScheduleStep",
-    "count_moved",
     "defects_of_call",
     "find_memory_growth",
     "find_rank_disagreement",

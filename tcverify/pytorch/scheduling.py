@@ -17,14 +17,7 @@ from tcverify.pytorch.effects import define_shapes, effects_as
 from tcverify.pytorch.end_to_end.pipeline import Code, Pipeline
 from tcverify.pytorch.functional import functional_copy
 from tcverify.pytorch.schedule_reading import names_of_nodes, read_schedule
-from tcverify.pytorch.schedules import (
-    NodeSchedule,
-    OrderPromise,
-    Role,
-    count_moved,
-    defects_of_call,
-    find_rank_disagreement,
-)
+from tcverify.pytorch.schedules import NodeSchedule, OrderPromise, Role, defects_of_call, find_rank_disagreement
 
 #: Options that are not settings of Inductor.
 _OURS = ("effects", "passes_before", "passes")
@@ -59,8 +52,7 @@ class CommsPass(TorchPass):
 
     Attributes:
         defects: of the last call. That of the last rank names what differs between ranks.
-        rewrites: how many nodes the last call moved, by what they are and where they went.
-        changed_schedule: whether the last call moved anything.
+        changed_schedule: whether the last call changed the order of the nodes.
     """
 
     #: In torch/_inductor/comms.py.
@@ -71,7 +63,6 @@ class CommsPass(TorchPass):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.defects: list[Defect] = []
-        self.rewrites: dict[str, int] = {}
         self.changed_schedule = False
         self._given: list[NodeSchedule] = []
         self._made: list[NodeSchedule] = []
@@ -83,7 +74,7 @@ class CommsPass(TorchPass):
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule | None:
         """Compile up to the pass, and judge it."""
-        self.defects, self.rewrites, self.changed_schedule = [], {}, False
+        self.defects, self.changed_schedule = [], False
         if gm.meta["rank"] == 0:
             self._given, self._made, self._groups = [], [], []
         seen = self.schedules(gm, options)
@@ -94,8 +85,7 @@ class CommsPass(TorchPass):
         if any(one.aspect == "nodes" for one in self.defects):
             return None
         made = given.in_order_of(units)
-        self.rewrites = count_moved(given, made)
-        self.changed_schedule = bool(self.rewrites)
+        self.changed_schedule = made.steps != given.steps
         self._given.append(given)
         self._made.append(made)
         self._groups.append(gm.meta["groups"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -12,19 +11,14 @@ import pytest
 from click.testing import CliRunner
 
 from tcverify.pytorch.findings import VERSIONS, read_finding
+from tests.support.scripts import load_script
 
 ENDS = {"bad": "print('expected 1'); sys.exit(1)", "good": "pass", "not there": "sys.exit(2)", "error": "sys.exit(3)"}
 
 
 @pytest.fixture(scope="module")
 def findings() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "findings.py"
-    spec = importlib.util.spec_from_file_location("tcverify_benchmarks_findings", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(Path(__file__).parents[2] / "benchmarks" / "findings.py")
 
 
 def folder(where: Path, name: str, outcome: str, affects: list[str], unaffected: list[str]) -> Path:

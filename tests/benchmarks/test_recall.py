@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +11,9 @@ import pytest
 import torch
 
 from tcverify.cases.counterexample import Counterexample, read_counterexample
+from tests.support.scripts import load_script
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 REPORTS = Path(__file__).parents[2] / "reports" / "pytorch"
 
 pytestmark = pytest.mark.skipif(
@@ -23,14 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def recall() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "recall.py"
-    spec = importlib.util.spec_from_file_location("tcverify_benchmarks_recall", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script(BENCHMARKS / "recall.py")
 
 
 def case_of(name: str) -> Counterexample:

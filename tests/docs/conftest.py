@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.support.scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,9 +26,4 @@ def exhibits() -> ModuleType:
 
 def hook(name: str) -> ModuleType:
     """Load a script of docs/ that mkdocs calls."""
-    spec = importlib.util.spec_from_file_location(f"tcverify_docs_{name}", ROOT / "docs" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(ROOT / "docs" / f"{name}.py")

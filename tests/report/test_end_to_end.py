@@ -37,6 +37,7 @@ SHOWN = EndToEnd("shown", "torch.compile", "wrong value on rank 1", ("rank 1: ou
     ("told", "sentence"),
     [
         (SHOWN, "also in torch.compile: wrong value on rank 1"),
+        (replace(SHOWN, with_defaults=True), "also in torch.compile: wrong value on rank 1, with default settings too"),
         (EndToEnd("right", "torch.compile", "the same"), "torch.compile gives the right result under these options"),
         (EndToEnd("unreachable", "DTensor", "no GPU"), "could not be reached in DTensor: no GPU"),
         (EndToEnd("failed", "torch.compile", "no time"), "torch.compile could not be tried: no time"),
@@ -63,7 +64,12 @@ def test_reports_without_it_say_nothing(tmp_path: Path) -> None:
 def test_files_hold_it() -> None:
     data = json.loads(json.dumps(encode_counterexample(replace(case("wrong-value"), end_to_end=SHOWN))))
     assert decode_counterexample(data, "here").end_to_end == SHOWN
-    for wrong in ({"state": "perhaps"}, {"detail": 3}, {"lines": [None]}, {"lines": 7}):
+    both = replace(SHOWN, with_defaults=True)
+    found = encode_counterexample(replace(case("wrong-value"), end_to_end=both))
+    assert decode_counterexample(json.loads(json.dumps(found)), "here").end_to_end == both
+    del data["end_to_end"]["with_defaults"]  # as in files written before
+    assert decode_counterexample(data, "here").end_to_end == SHOWN
+    for wrong in ({"state": "perhaps"}, {"detail": 3}, {"lines": [None]}, {"lines": 7}, {"with_defaults": "no"}):
         with pytest.raises(ProgramError, match="malformed counterexample"):
             decode_counterexample({**data, "end_to_end": {**data["end_to_end"], **wrong}}, "here")
     with pytest.raises(ProgramError, match="lacks 'state'"):

@@ -79,6 +79,8 @@ def _description(case: Counterexample, pipeline: Pipeline, subject: TorchSubject
         lines.append(f"It is called directly below; {pipeline.entry} was not tried: {pipeline.unreachable}.")
     elif _shown(case):
         lines.append(f"It is reached through {pipeline.entry}{_with(settings)}.")
+        if case.end_to_end is not None and case.end_to_end.with_defaults:
+            lines.append("The same goes wrong without these settings.")
     else:
         lines.append(f"{pipeline.entry} reaches the pass{_with(settings)}; it has not been seen to show this there.")
     return " ".join(lines)

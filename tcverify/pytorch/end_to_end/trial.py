@@ -73,9 +73,7 @@ def _with_defaults(told: EndToEnd, case: Counterexample, pipeline: Pipeline) -> 
         return told
     defaults = replace(pipeline, settings=EAGER_KERNELS, comms={})
     other = run_script(make_script(case, defaults, "users"), told.entry)
-    if (other.state, other.detail) != ("shown", told.detail):
-        return told
-    return replace(told, detail=f"{told.detail}, with default settings too")
+    return replace(told, with_defaults=(other.state, other.detail) == ("shown", told.detail))
 
 
 def run_script(text: str, entry: str, seconds: float = SECONDS + MORE_SECONDS) -> EndToEnd:

@@ -33,6 +33,8 @@ def test_what_torch_compile_shows_is_shown_by_it() -> None:
     assert issue.startswith("# [inductor] reinplace_inplaceable_ops: wrong value on rank 1 in torch.compile\n")
     assert SHOWN.lines[0] in issue
     assert script_in(issue) == make_script(case, pipeline_of(case), "users")
+    assert "without these settings" not in issue
+    assert "without these settings" in to_issue(replace(case, end_to_end=replace(SHOWN, with_defaults=True)))
     assert f"torch {case.environment['torch']}, Python {case.environment['python']}" in issue
 
 
