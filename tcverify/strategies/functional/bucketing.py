@@ -7,7 +7,7 @@ the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,8 +40,8 @@ class BucketingRecord:
 
     Attributes:
         kind: a collective, or another op.
-        source: where its operand is from: a new "input", "made" before, "turned" (not contiguous), "cast", "used" (an input with
-            other readers), or "padded" as DTensor packs uneven shards.
+        source: where its operand is from: a new "input", one that is "like" the operand of an earlier collective, "made" before,
+            "turned" (not contiguous), "cast", "used" (an input with other readers), or "padded" as DTensor packs uneven shards.
         a, b: bytes that pick operands.
         shape, dtype: of a new input.
         reduce_op: of reductions.
@@ -67,7 +67,7 @@ RECORD: dict[str, tuple[Any, ...]] = {
         ("none", 2), ("all_gather", 9), ("reduce_scatter", 7), ("all_reduce", 5), ("compute", 3), ("add", 3), ("write", 1),
         ("all_to_all", 1),
     ),
-    "source": weighted_table(("input", 9), ("made", 6), ("cast", 3), ("turned", 2), ("used", 2), ("padded", 2)),
+    "source": weighted_table(("input", 8), ("like", 5), ("made", 6), ("cast", 3), ("turned", 2), ("used", 2), ("padded", 2)),
     "a": _BYTE,
     "b": _BYTE,
     "shape": _SHAPES,
@@ -75,7 +75,7 @@ RECORD: dict[str, tuple[Any, ...]] = {
     "reduce_op": weighted_table(("sum", 8), ("avg", 3), ("max", 1), ("product", 1)),
     "group": _BYTE,
     "delay": weighted_table((0, 9), (1, 2), (2, 2), (-1, 2)),
-    "use": weighted_table(("pool", 5), ("cos", 4), ("output", 3), ("view", 2), ("twice", 2), ("cast", 1), ("wait again", 1)),
+    "use": weighted_table(("pool", 5), ("cos", 4), ("output", 3), ("view", 2), ("twice", 2), ("cast", 1), ("wait again", 1), ("sum", 3)),
 }  # fmt: skip
 
 RECORDS = 10
@@ -91,6 +91,8 @@ class BucketingWriter:
     Attributes:
         alike: the dtype of all collectives, which are over one group then, so that buckets are large; else None.
         pool: values that may be read.
+        operands: of collectives.
+        arrived: results of collectives, after the kind of each.
         waiting: collectives in flight: the record before which each is waited for, and its use.
         outputs: values that are returned in any case.
         late: writes into inputs, which come at the end.
@@ -100,6 +102,8 @@ class BucketingWriter:
     roles: Roles
     alike: torch.dtype | None
     pool: list[DraftValue] = field(default_factory=list)
+    operands: list[DraftValue] = field(default_factory=list)
+    arrived: list[tuple[str, DraftValue]] = field(default_factory=list)
     waiting: list[tuple[int, DraftValue, BucketingRecord]] = field(default_factory=list)
     outputs: list[DraftValue] = field(default_factory=list)
     late: list[tuple[DraftValue, DraftValue]] = field(default_factory=list)
@@ -134,9 +138,7 @@ def _write(w: BucketingWriter, r: BucketingRecord, number: int) -> None:
         return
     if r.kind == "add":
         one = _picked(w, r.a)
-        other = _picked(w, r.b)
-        if _floating(w, one) != _floating(w, other):
-            raise NoSite
+        other = _picked(w, r.b, lambda value: _adds_to(w, one, value))
         w.pool.append(_bounded(w, w.draft.call("aten::add.Tensor", one, other, rms=one.rms + other.rms)))
         return
     dim = _dim(w, r)
@@ -146,6 +148,7 @@ def _write(w: BucketingWriter, r: BucketingRecord, number: int) -> None:
         w.late.append((target, w.draft.call("aten::neg", target)))
         return
     operand = _operand(w, r, dim)
+    w.operands.append(operand)
     call, size = w.draft.call, _size(w, dim)
     if r.kind == "all_gather":
         if w.draft.elements(operand) * w.roles.size(dim) > MOST_ELEMENTS:
@@ -176,6 +179,7 @@ def _land(w: BucketingWriter, number: int | None) -> None:
         if r.use == "wait again":
             w.outputs.append(w.draft.call(_WAIT, started))
         value = _bounded(w, value)
+        w.arrived.append((r.kind, value))
         floating = w.draft.spec(value).dtype.is_floating_point
         if r.use == "cos" and floating:
             value = w.draft.call("aten::cos", value, rms=0.7)
@@ -185,9 +189,20 @@ def _land(w: BucketingWriter, number: int | None) -> None:
             value = w.draft.call("aten::view", value, [-1])
         elif r.use == "twice":
             w.outputs.append(w.draft.call("aten::neg", value))
+        elif r.use == "sum":
+            value = _summed(w, value, r)
         elif r.use == "cast" and floating:
             value = w.draft.call("prims::convert_element_type", value, torch.float32)
         w.pool.append(value)
+
+
+def _summed(w: BucketingWriter, value: DraftValue, r: BucketingRecord) -> DraftValue:
+    """Gradients that add up: the value plus that of an earlier collective of the same kind; or the value, if there is none."""
+    found = [one for kind, one in w.arrived if kind == r.kind and w.draft.readable(one) and _adds_to(w, value, one)]
+    if not found:
+        return value
+    other = found[-1 - r.b % min(2, len(found))]
+    return _bounded(w, w.draft.call("aten::add.Tensor", other, value, rms=value.rms + other.rms))
 
 
 def _operand(w: BucketingWriter, r: BucketingRecord, dim: str) -> DraftValue:
@@ -202,6 +217,11 @@ def _operand(w: BucketingWriter, r: BucketingRecord, dim: str) -> DraftValue:
         if not shape or shape[0] % parts:
             raise NoSite
         return found
+    if r.source == "like" and w.operands:
+        spec = w.draft.spec(w.operands[-1 - r.a % min(3, len(w.operands))])
+        if spec.shape[0] % parts:
+            raise NoSite
+        shape, dtype = spec.shape, spec.dtype
     if r.source == "cast":
         of = _input(w, "p", shape, _DTYPES[r.b % len(_DTYPES)], dim)
         return call("prims::convert_element_type", of, dtype)
@@ -251,10 +271,22 @@ def _input(
     return w.draft.input(name, tuple(shape), dtype, placements, recipe, rms=rms)
 
 
-def _picked(w: BucketingWriter, choice: int) -> DraftValue:
-    """An existing value: 0 is the newest, and newer ones are more likely."""
-    found = [value for value in w.pool if w.draft.readable(value)]
+def _picked(
+    w: BucketingWriter, choice: int, need: Callable[[DraftValue], bool] = lambda value: True
+) -> DraftValue:
+    """An existing value that meets a condition: 0 is the newest, and newer ones are more likely."""
+    found = [value for value in w.pool if w.draft.readable(value) and need(value)]
+    if not found:
+        raise NoSite
     return found[-1 - (choice**2 * len(found) >> 16)]
+
+
+def _adds_to(w: BucketingWriter, one: DraftValue, other: DraftValue) -> bool:
+    """Whether another value can be added: the same shape, or one that broadcasts."""
+    if one is other or _floating(w, one) != _floating(w, other):
+        return False
+    pairs = zip(reversed(w.draft.spec(one).shape), reversed(w.draft.spec(other).shape), strict=False)
+    return all(ours == theirs or 1 in (ours, theirs) for ours, theirs in pairs)
 
 
 def _bounded(w: BucketingWriter, value: DraftValue) -> DraftValue:

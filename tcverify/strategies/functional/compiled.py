@@ -6,6 +6,7 @@ gathers and before scatters, gradients that are divided and reduced, copies into
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -181,6 +182,10 @@ def _compute(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
         other = partner(w, value, r.b)
         _keep(w, end, bound_value(w, w.draft.call(ADD, value, other, rms=value.rms + other.rms)), r)
         return
+    shape = w.draft.spec(value).shape
+    if r.how % 6 == 5 and len(shape) == 2 and shape[1]:
+        _keep(w, end, multiply_by_weight(w, value, _weight(w, value, shape[1], w.setting.hidden, r.b))[0], r)
+        return
     _keep(w, end, unary(w, value, r.how // 3), r)
 
 
@@ -264,12 +269,25 @@ def _parts(w: FunctionalWriter, value: DraftValue, dim: str, along: int, order: 
     return parts
 
 
+def _part(w: FunctionalWriter, r: FunctionalRecord, shape: tuple[int, ...]) -> DraftValue:
+    """A new input of this shape; or an earlier value with as many dims, such as the result of another product."""
+    multiple = w.roles.multiple(w.dim(r.group))
+
+    def fits(value: DraftValue) -> bool:
+        found = w.draft.spec(value).shape
+        return len(found) == len(shape) and found[0] > 0 and found[0] % multiple == 0
+
+    if r.group // 5 % 2:
+        return pick_operand(w, r.group // 10, fits)
+    return new_input(w, "part", shape, "varying", w.dim(r.group))
+
+
 def _gather_product(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
     """Products of gathered values, along any dim, of rows or of batches of rows."""
     dim, call, hidden = w.dim(r.group), w.draft.call, w.setting.hidden
     deep = r.how % 2
-    shape = (w.tokens, 2, hidden) if deep else (w.tokens, hidden)
-    part = new_input(w, "part", shape, "varying", dim)
+    part = _part(w, r, (w.tokens, 2, hidden) if deep else (w.tokens, hidden))
+    shape = w.draft.shape(part)
     (started,) = start_collective(w, "all_gather", [part], dim)
     whole = call(WAIT, started)
     along = r.how // 2 % 4 % len(shape)
@@ -284,9 +302,11 @@ def _gather_product(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> 
         if deep:
             back = [*w.draft.shape(whole)[:-1], (hidden, 5)[number]]
             made = call("aten::reshape", made, back[1:2] + back[:1] + back[2:] if r.a % 16 == 15 else back)
-        w.outputs.append(made)
+        _keep(w, end, made, r)
     if r.how // 32 % 3 == 0:
         w.outputs.append(unary(w, whole, r.a))
+    elif r.how // 32 % 3 == 1:
+        w.pool.append(whole)
     w.labels.append("gather-product")
 
 
@@ -302,14 +322,13 @@ def _product_scatter(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) ->
     """A product that is reduce_scattered, along any dim, of rows or of batches of rows."""
     dim, call, hidden = w.dim(r.group), w.draft.call, w.setting.hidden
     deep = r.how % 2
-    shape = (w.tokens, w.tokens, hidden) if deep else (w.tokens, hidden)
-    value = new_input(w, "part", shape, "varying", dim)
-    rows = call("aten::reshape", value, [-1, hidden]) if deep else value
-    made, _ = multiply_by_weight(w, rows, _weight(w, rows, hidden, w.tokens, r.b))
+    value = _part(w, r, (w.tokens, w.tokens, hidden) if deep else (w.tokens, hidden))
+    *before, inner = w.draft.shape(value)
+    rows = call("aten::reshape", value, [-1, inner]) if deep else value
+    made, _ = multiply_by_weight(w, rows, _weight(w, rows, inner, w.tokens, r.b))
     if deep:
-        flat = [w.tokens, w.tokens, w.tokens]
-        halves = [1, w.tokens * w.tokens, w.tokens] if r.how // 8 % 4 == 3 else flat
-        made = call("aten::reshape", made, halves)
+        kept = [1, math.prod(before)] if r.how // 8 % 4 == 3 else before
+        made = call("aten::reshape", made, [*kept, w.tokens])
     along = r.how // 2 % 4 % len(w.draft.shape(made))
     if along:
         made = call("aten::cat", _parts(w, made, dim, along, r.a))
