@@ -34,8 +34,8 @@ _WAIT = "_c10d_functional::wait_tensor"
 
 #: Exceptions with which DTensor reports unsupported cases. All others are findings.
 _DECLINED = re.compile(
-    r"no sharding strategy|does not have a sharding strategy|in-place operations|please redistribute|unsupported"
-    r"|not (yet |currently )?(supported|implemented)|(does not|doesn't) support",
+    r"no sharding strategy|does not have a sharding strategy|in-place operations|please redistribute"
+    r"|without redistribution|unsupported|not (yet |currently )?(supported|implemented)|(does not|doesn't) support",
     re.IGNORECASE,
 )
 #: Exceptions with which DTensor, or torch, reports unsupported cases if their text says so.

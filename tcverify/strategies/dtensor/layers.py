@@ -19,6 +19,9 @@ NORMS = (
     "max_pool2d", "log_softmax_nll", "batch_norm", "cosine_similarity", "conv1d", "upsample", "glu", "normalize",
 )  # fmt: skip
 
+#: Of norms: the same number in single precision, to which torch rounds it where it decomposes rms_norm.
+_EPS = 2.0**-17
+
 
 def products(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
     """Add a product of `x` and a fitting operand: the requested kind, if `x` has the dims for it."""
@@ -111,8 +114,8 @@ def _norm(w: DTensorWriter, x: DraftValue, name: str, b: int, c: int) -> list[Dr
     weight = w.input(form, b) if b % 2 else None
     bias = w.input(form, c) if c % 2 and weight is not None else None
     if name == "rms_norm":
-        return w.call(name, x, form, weight, 1e-5)
-    return w.call(name, x, form, weight, bias, 1e-5)
+        return w.call(name, x, form, weight, _EPS)
+    return w.call(name, x, form, weight, bias, _EPS)
 
 
 def _on_images(w: DTensorWriter, x: DraftValue, name: str, b: int, c: int) -> list[DraftValue]:
@@ -128,9 +131,9 @@ def _on_images(w: DTensorWriter, x: DraftValue, name: str, b: int, c: int) -> li
         return w.call(name, x, kernel, bias, [1, step], [pad, pad if c % 2 else 0], [1, 1], False, [0, 0], 1)
     if name == "native_group_norm":
         groups = 2 if shape[1] % 2 == 0 else 1
-        return w.call(name, x, w.input([shape[1]], c), None, shape[0], shape[1], shape[2] * shape[3], groups, 1e-5)
+        return w.call(name, x, w.input([shape[1]], c), None, shape[0], shape[1], shape[2] * shape[3], groups, _EPS)
     if name == "batch_norm":
-        return w.call("_native_batch_norm_legit.no_stats", x, None, None, True, 0.1, 1e-5)
+        return w.call("_native_batch_norm_legit.no_stats", x, None, None, True, 0.1, _EPS)
     if name == "upsample":
         return w.call("upsample_nearest2d", x, [shape[2] * 2, shape[3] * 2])
     return w.call("avg_pool2d" if name == "avg_pool2d" else "max_pool2d_with_indices", x, [2, 2], [1 + c % 2, 1])

@@ -21,7 +21,7 @@ UNARY = (
     "logical_not", "isnan", "signbit", "square", "hardtanh", "elu", "softplus", "leaky_relu", "positive", "sgn", "atan",
     "expm1",
     "isfinite", "zeros_like", "ones_like", "clone", "alias", "detach", "nan_to_num", "hardsigmoid", "mish", "frac", "deg2rad",
-    "hardswish", "logit", "isneginf", "contiguous", "angle",
+    "hardswish", "logit", "isneginf", "contiguous", "angle", "zero",
 )  # fmt: skip
 
 WITH_SCALAR = (
@@ -96,11 +96,6 @@ VIEWS = (
 )  # fmt: skip
 MANY = ("cat", "stack", "cat.self", "meshgrid", "block_diag", "hstack", "vstack", "addn")
 CASTS = (torch.float64, torch.int64, torch.bool, torch.float32, torch.bfloat16, torch.int32)
-#: Writes: the numbers that they take; None stands for another operand.
-WRITES: dict[str, tuple[float, ...] | None] = {
-    "add_.Tensor": None, "mul_.Scalar": (2.0,), "copy_": None, "fill_.Scalar": (3.0,), "relu_": (), "add_.Scalar": (1.5,),
-    "zero_": (), "clamp_": (-0.5, 0.5), "masked_fill_.Scalar": (2.0,), "div_.Tensor": None,
-}  # fmt: skip
 
 
 def _unary(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
@@ -257,24 +252,27 @@ def _cast(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[Draft
     return w.call("_to_copy", x, dtype=CASTS[a % len(CASTS)])
 
 
-def _write(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
-    name = tuple(WRITES)[a % len(WRITES)]
-    numbers = WRITES[name]
+def _in_place(w: DTensorWriter, x: DraftValue, a: int, b: int, c: int) -> list[DraftValue]:
+    """An op of another family in the form that works in place, on a copy of `x`; or as it is, where torch has no such form."""
+    family = _WITH_IN_PLACE_FORM[c % len(_WITH_IN_PLACE_FORM)]
     fresh = w.call("clone", x)
     if not fresh:
         return []
-    if numbers is None:
-        return w.call(name, fresh[0], w.fitting(x, b))
-    mask = [w.fitting(x, c, dtype=torch.bool)] if name == "masked_fill_.Scalar" else []
-    return w.call(name, fresh[0], *mask, *numbers)
+    w.written = fresh[0]
+    try:
+        return family(w, fresh[0], a, b, c // len(_WITH_IN_PLACE_FORM))
+    finally:
+        w.written = None
 
 
 Family = Callable[[DTensorWriter, DraftValue, int, int, int], list[DraftValue]]
 
+_WITH_IN_PLACE_FORM: tuple[Family, ...] = (_unary, _scalar, _binary, _ternary, _views, _along, indexing)
+
 FAMILIES: tuple[Family, ...] = (
     _unary, _scalar, _binary, _ternary, _over_dims, _over_dim, _over_all, _along, _views, _views, indexing, products,
     layers, _many, _cast,
-    _write, _over_dims, _views, _binary, _scalar,
+    _in_place, _over_dims, _views, _binary, _scalar,
 )  # fmt: skip
 
 __all__ = ["FAMILIES"]

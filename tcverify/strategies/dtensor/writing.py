@@ -26,12 +26,14 @@ class DTensorWriter:
 
     Attributes:
         values: what ops can read, the oldest first.
-        inputs: inputs by name, with their dims.
+        inputs: how many there are.
+        written: what calls write into, where torch has an op that does.
     """
 
     draft: ProgramDraft
     values: list[DraftValue] = field(default_factory=list)
     inputs: int = 0
+    written: DraftValue | None = None
 
     def shape(self, value: DraftValue) -> tuple[int, ...]:
         return self.draft.shape(value)
@@ -63,6 +65,8 @@ class DTensorWriter:
 
     def call(self, op: str, *args: Any, **kwargs: Any) -> list[DraftValue]:
         """Add a call, if this torch has the op and its arguments fit together; return its tensors."""
+        if args and args[0] is self.written:
+            op = _in_place_form(op)
         name = f"aten::{op}"
         try:
             if lookup(resolve(name)).run is None:
@@ -88,6 +92,18 @@ class DTensorWriter:
             cut = a // 4 % (len(wanted) + 1)
             wanted = tuple(1 if (a >> 5) % 2 and n == 0 else s for n, s in enumerate(wanted[cut:]))
         return self.input(wanted, a, dtype)
+
+
+def _in_place_form(op: str) -> str:
+    """The op that writes its result into its first operand; the same op, if there is none."""
+    name, _, overload = op.partition(".")
+    for form in (f"{name}_.{overload}", f"{name}_"):
+        try:
+            resolve(f"aten::{form}")
+        except UnsupportedOp:
+            continue
+        return form
+    return op
 
 
 def to_floating(w: DTensorWriter, x: DraftValue) -> DraftValue:

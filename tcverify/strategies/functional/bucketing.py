@@ -75,7 +75,9 @@ RECORD: dict[str, tuple[Any, ...]] = {
     "reduce_op": weighted_table(("sum", 8), ("avg", 3), ("max", 1), ("product", 1)),
     "group": _BYTE,
     "delay": weighted_table((0, 9), (1, 2), (2, 2), (-1, 2)),
-    "use": weighted_table(("pool", 5), ("cos", 4), ("output", 3), ("view", 2), ("twice", 2), ("cast", 1), ("wait again", 1), ("sum", 3)),
+    "use": weighted_table(
+        ("pool", 5), ("cos", 4), ("output", 3), ("view", 2), ("twice", 2), ("cast", 1), ("wait again", 1), ("sum", 3),
+    ),
 }  # fmt: skip
 
 RECORDS = 10
@@ -271,9 +273,7 @@ def _input(
     return w.draft.input(name, tuple(shape), dtype, placements, recipe, rms=rms)
 
 
-def _picked(
-    w: BucketingWriter, choice: int, need: Callable[[DraftValue], bool] = lambda value: True
-) -> DraftValue:
+def _picked(w: BucketingWriter, choice: int, need: Callable[[DraftValue], bool] = lambda value: True) -> DraftValue:
     """An existing value that meets a condition: 0 is the newest, and newer ones are more likely."""
     found = [value for value in w.pool if w.draft.readable(value) and need(value)]
     if not found:
