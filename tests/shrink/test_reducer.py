@@ -30,7 +30,8 @@ from tcverify.program import (
     spmd_program,
 )
 from tcverify.shrink import Reduction, greedy, reduce
-from tcverify.shrink.graph.static_shapes import reshape_like
+from tcverify.shrink.graph.sketch import SketchStep
+from tcverify.shrink.graph.static_shapes import refit_call, reshape_like
 from tcverify.strategies import all_meshes, decode
 from tests.support.predicates import has_neg, is_call, named, ops, reduced_then_normed
 from tests.support.programs import TP2, reduce_then_norm
@@ -185,6 +186,18 @@ def test_shapes_of_views(before: Any, result: Any, after: Any, expected: Any) ->
 def test_of_several_dims_either_may_give_way() -> None:
     assert reshape_like((12,), (2, 6), (24,), "first") == (4, 6)
     assert reshape_like((12,), (2, 6), (24,), "last") == (2, 12)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sizes"),
+    [((1, 2), (1, 3), [4, 3]), ((1, 2), (5, 1, 2), [4, 2])],
+    ids=["follows", "another number of dims"],
+)
+def test_the_sizes_of_expand_follow_an_operand_of_as_many_dims(
+    before: tuple[int, ...], after: tuple[int, ...], sizes: list[int]
+) -> None:
+    step = SketchStep("expand", "call_function", aten.expand.default, ("x", [4, 2]))
+    assert refit_call(step, before, TensorSpec((4, 2), (0, 1), torch.float32), after, "first").args == ("x", sizes)
 
 
 # ------------------------------------------------------------------------------------------------------------- meshes

@@ -59,6 +59,7 @@ GROUPS = $groups  # the ranks of the process groups, by mesh dim
 GROUP = {}  # the name that this rank's process group of a mesh dim has
 LIMITS = $limits  # how far rounding may take results; all others have to be equal
 ERROR = $error  # the exception that is the defect, and the function that raises it, where that is known
+ALIAS, HANG = $alias, $hang  # whether the defect is which results share memory, or that nothing is returned
 WAITED = "imed out", "Connection closed by peer", "Connection reset by peer"  # no rank leaves before the last has ended
 PLACE = []  # where ranks leave files
 CALLS = []  # what a rank has called beside ops of torch
@@ -78,13 +79,15 @@ $inputs
 
 
 def observed(step, rank):
-    """What a step returns, what it leaves in its inputs, and what it called."""
+    """What a step returns, what it leaves in its inputs, what it called, and whose memory each input and output has."""
     CALLS.clear()
     given = inputs(rank)
     outputs = [one for one in torch.utils._pytree.tree_leaves(step(*given)) if isinstance(one, torch.Tensor)]
+    places = [one.untyped_storage().data_ptr() for one in (*given, *outputs)]
+    memory = [places.index(place) if place and ALIAS else n for n, place in enumerate(places)]
     found = {f"output {n}": one.detach().clone() for n, one in enumerate(outputs)}
     found.update((f"input {n} after the run", one.detach().clone()) for n, one in enumerate(given))
-    return {**found, "calls": list(CALLS)}
+    return {**found, "calls": list(CALLS), "memory": memory}
 
 
 def run(rank, folder):
@@ -104,6 +107,7 @@ def run(rank, folder):
     expected, got, failed = None, None, None
     try:
         expected = observed(STEPS[rank], rank)
+        open(f"{folder}/{rank}.eager", "w").close()
 $within
             got = observed(rewritten(STEPS[rank], rank), rank)
     except Exception as error:
@@ -135,6 +139,8 @@ def short(value):
 def compared(rank, path):
     """Lines on a rank, and what is wrong with it: nothing, a defect, or why that cannot be told."""
     if not os.path.exists(path):
+        if HANG and os.path.exists(path.replace(".pt", ".eager")):
+            return [f"rank {rank}: has not returned after $seconds s"], "does not return", ""
         return [f"rank {rank}: no result within $seconds s"], "", f"rank {rank} has no result within $seconds s"
     expected, got, failed = torch.load(path)
     if expected is None:
@@ -147,7 +153,7 @@ def compared(rank, path):
         return (lines, "waits forever", "") if waited else (lines, "", f"it {failed[0]}")
     wrong = [label for label in expected if differs(label, expected[label], got.get(label))]
     lines = [f"rank {rank}: {label}: expected {short(expected[label])}, got {short(got.get(label))}" for label in wrong]
-    other = "other calls" if wrong == ["calls"] else "wrong value"
+    other = {"calls": "other calls", "memory": "other memory is shared"}.get("".join(wrong), "wrong value")
     return (lines, other, "") if wrong else ([f"rank {rank}: as expected"], "", "")
 
 
@@ -257,6 +263,8 @@ def make_script(case: Counterexample, pipeline: Pipeline, way: Way) -> str:
         settings=_settings(settings),
         limits=_written(limits_of(program, codes)),
         error=repr(error_of(case, by_function=placed is None)),
+        alias=case.finding.kind == "wrong-alias",
+        hang=case.finding.kind == "pass-timeout",
         body="\n\n\n".join(definitions),
         steps=f"[{', '.join(numbers if placed is None else [f'on_copies({one})' for one in numbers])}]",
         inputs=_inputs(program),

@@ -29,7 +29,7 @@ def refit_call(step: SketchStep, before: Shape, result: Any, after: Shape, prefe
     new: Shape | None = None
     if name in _RESHAPES:
         new = reshape_like(before, result.shape, after, prefer)
-    elif name == "aten::expand" and len(result.shape) == len(before):
+    elif name == "aten::expand" and len(result.shape) == len(before) == len(after):
         sizes = zip(before, result.shape, after, strict=True)
         new = tuple(now if old == made else made for old, made, now in sizes)
     elif name == "_c10d_functional::all_to_all_single" and before and after:
@@ -63,7 +63,7 @@ def reshape_like(before: Shape, result: Shape, after: Shape, prefer: str = "firs
         None if there is no such shape.
 
     Example:
-        >>> reshaped((2, 6, 4), (12, 4), (1, 6, 4))
+        >>> reshape_like((2, 6, 4), (12, 4), (1, 6, 4))
         (6, 4)
     """
     if len(before) != len(after) or 0 in before or 0 in after or math.prod(before) != math.prod(result):
