@@ -23,7 +23,7 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from tcverify.errors import Unsupported
-from tcverify.ops import lookup, new_fake_mode, qualified_name
+from tcverify.ops import lookup, mutated_operands, new_fake_mode, qualified_name
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compat import forget_shardings, shardings_untraced
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
@@ -34,8 +34,8 @@ _WAIT = "_c10d_functional::wait_tensor"
 
 #: Exceptions with which DTensor reports unsupported cases. All others are findings.
 _DECLINED = re.compile(
-    r"no sharding strategy|does not have a sharding strategy|in-place operations|please redistribute"
-    r"|without redistribution|unsupported|not (yet |currently )?(supported|implemented)|(does not|doesn't) support",
+    r"no sharding strategy|does not have a sharding strategy|in-place operations|please redistribute|without redistribution"
+    r"|cannot be evenly sharded|unsupported|not (yet |currently )?(supported|implemented)|(does not|doesn't) support",
     re.IGNORECASE,
 )
 #: Exceptions with which DTensor, or torch, reports unsupported cases if their text says so.
@@ -68,6 +68,7 @@ class DTensorProgram(TorchPass):
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
         mesh = device_mesh(gm.meta["groups"], gm.meta["world_size"], gm.meta["rank"])
+        _require_own_memory(gm.graph)
         forget_shardings()
         placements = {name: str(value) for name, value in options.items()}
 
@@ -76,6 +77,29 @@ class DTensorProgram(TorchPass):
 
         traced = trace_ops(run, [node for node in gm.graph.nodes if node.op == "placeholder"])
         return fx.GraphModule(gm, _written(gm.graph, traced))
+
+
+def _require_own_memory(graph: fx.Graph) -> None:
+    """Refuse programs in which it matters who shares memory: inputs are distributed as copies, results are gathered one by one.
+
+    Raises:
+        Unsupported: an input is written, or two results share memory.
+    """
+    inputs = {_memory(node): node.name for node in graph.nodes if node.op == "placeholder"}
+    for node in graph.nodes:
+        if node.op == "call_function" and not communicates(node):
+            for name in (inputs[_memory(one)] for one in mutated_operands(node) if _memory(one) in inputs):
+                raise Unsupported(f"node '{node.name}' writes into input '{name}', of which DTensor has a copy")
+        if node.op == "output":
+            returned = [_memory(one) for one in pytree.tree_leaves(node.args[0]) if isinstance(one, fx.Node)]
+            if len(set(returned)) < len(returned):
+                raise Unsupported("two results share memory, which DTensor does not promise")
+
+
+def _memory(node: fx.Node) -> Any:
+    """What tells which storage a value has; of a value that is no tensor, itself."""
+    val = node.meta.get("val")
+    return val.untyped_storage()._cdata if isinstance(val, torch.Tensor) else node
 
 
 def device_mesh(groups: Mapping[str, tuple[int, ...]], world_size: int, rank: int) -> DeviceMesh:

@@ -137,6 +137,38 @@ def test_programs_that_communicate_themselves_are_declined() -> None:
     assert "communicates" in str(verdict.doubts[0])
 
 
+def writing_into_an_input(b: GraphBuilder) -> Any:
+    return b.call("aten::add_.Tensor", b.input("x"), 1)
+
+
+def writing_into_a_copy(b: GraphBuilder) -> Any:
+    return b.call("aten::add_.Tensor", b.call("aten::clone", b.input("x")), 1)
+
+
+def returning_a_value_twice(b: GraphBuilder) -> Any:
+    made = b.call("aten::relu", b.input("x"))
+    return made, b.call("aten::view", made, [4])
+
+
+@pytest.mark.parametrize(
+    ("build", "why"),
+    [
+        (writing_into_an_input, "node 'add_' writes into input 'x', of which DTensor has a copy"),
+        (returning_a_value_twice, "two results share memory"),
+        (writing_into_a_copy, None),
+    ],
+)
+def test_programs_that_tell_who_shares_memory_are_declined(
+    build: Callable[[GraphBuilder], Any], why: str | None
+) -> None:
+    verdict = judged(program(LINE, {"x": (2, 2)}, build, x="S0"))
+    if why is None:
+        assert verdict.status == "passed"
+    else:
+        assert verdict.doubts[0].reason == "declined"
+        assert why in verdict.doubts[0].detail
+
+
 @pytest.mark.parametrize(
     "mesh",
     [
