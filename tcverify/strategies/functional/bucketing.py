@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -282,11 +283,13 @@ def _picked(w: BucketingWriter, choice: int, need: Callable[[DraftValue], bool] 
 
 
 def _adds_to(w: BucketingWriter, one: DraftValue, other: DraftValue) -> bool:
-    """Whether another value can be added: the same shape, or one that broadcasts."""
+    """Whether another value can be added: of the same shape, or one that broadcasts, and the sum is not too large."""
     if one is other or _floating(w, one) != _floating(w, other):
         return False
-    pairs = zip(reversed(w.draft.spec(one).shape), reversed(w.draft.spec(other).shape), strict=False)
-    return all(ours == theirs or 1 in (ours, theirs) for ours, theirs in pairs)
+    ours, theirs = (tuple(reversed(w.draft.spec(value).shape)) for value in (one, other))
+    pairs = list(zip_longest(ours, theirs, fillvalue=1))
+    fits = all(here == there or 1 in (here, there) for here, there in pairs)
+    return fits and math.prod(there if here == 1 else here for here, there in pairs) <= MOST_ELEMENTS
 
 
 def _bounded(w: BucketingWriter, value: DraftValue) -> DraftValue:
