@@ -4,10 +4,11 @@
 
 The defects are those in reports/pytorch that this torch has and that a subject shows. Each of the subjects (or those named, as
 torch:NAME) is verified as `tcverify run` does by default, but in lockstep alone, for --seconds by the clock, shared evenly by the
-numbers of ranks. A defect counts as found if a counterexample has its kind, and either its fingerprint, or a program that
-contains that of the defect or is contained in it; or an exception from the same statement; or a kind and a fingerprint listed
-in its facts, because a person has confirmed that such a counterexample shows this defect. Counterexamples that show none of
-them are counted after the CPU time of the run: some are the same defects in other forms, and the others deserve a review.
+numbers of ranks. A defect counts as found if a counterexample has its kind, and either its fingerprint (of a wrong value, and its ops; of
+DTensor, its ops alone), or a program that contains that of the defect or is contained in it; or an exception from the same statement;
+or a kind and a fingerprint listed in its facts, because a person has confirmed that such a counterexample shows this defect.
+Counterexamples that show none of them are counted after the CPU time of the run: some are the same defects in other forms, and
+the others deserve a review.
 """
 
 from __future__ import annotations
@@ -28,12 +29,17 @@ import torch
 from tcverify.campaign.patterns import ProgramPattern
 from tcverify.cases.counterexample import FILE_NAME, Counterexample, read_counterexample
 from tcverify.cases.fingerprint import fingerprint_of, raising_frame
+from tcverify.ops import qualified_name
+from tcverify.program import Program
 from tcverify.pytorch.findings import TorchFinding, read_findings
 
 ROOT = Path(__file__).resolve().parent.parent
 
 #: Seconds between two readings of the CPU time of a run.
 LOOK = 0.2
+
+#: Subjects whose programs are whole tensors: a defect of theirs is one of an op, and what is left of a program when it is shrunk.
+WHOLE = frozenset({"torch:dtensor"})
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -45,12 +51,14 @@ class Known:
     """A defect, and how it is recognised.
 
     Attributes:
+        ops: what the program computes; see `ops_of`.
         raised_by: the statement that raises, if it is in the function at fault; see `raising_statement`.
     """
 
     finding: TorchFinding
     fingerprint: str
     pattern: ProgramPattern
+    ops: frozenset[str]
     raised_by: tuple[str, ...] | None
 
     def shown_by(self, case: Counterexample) -> bool:
@@ -62,8 +70,16 @@ class Known:
             return False
         if self.raised_by is not None and raising_statement(case) == self.raised_by:
             return True
-        pattern = ProgramPattern(case.program)
-        return shown == self.fingerprint or self.pattern.within(pattern) or pattern.within(self.pattern)
+        ops, pattern = ops_of(case.program), ProgramPattern(case.program)
+        if case.finding.kind == "pass-raised":
+            alike = shown == self.fingerprint
+        elif self.finding.subject in WHOLE and self.ops:
+            alike = self.ops == ops
+        else:
+            alike = shown == self.fingerprint and self.ops <= ops
+        if alike:
+            return True
+        return self.pattern.within(pattern) or pattern.within(self.pattern)
 
 
 def defects_of(subjects: tuple[str, ...]) -> dict[str, list[Known]]:
@@ -77,9 +93,17 @@ def defects_of(subjects: tuple[str, ...]) -> dict[str, list[Known]]:
         statement = raising_statement(case)
         if statement is not None and not f"/{finding.cause}".endswith("/{}:{}".format(*statement)):
             statement = None  # a helper, which may raise for many reasons
-        known = Known(finding, fingerprint_of(case), ProgramPattern(case.program), statement)
+        pattern = ProgramPattern(case.program)
+        known = Known(finding, fingerprint_of(case), pattern, ops_of(case.program), statement)
         by_subject[finding.subject].append(known)
     return by_subject
+
+
+def ops_of(program: Program) -> frozenset[str]:
+    """What a program computes: its ops, whatever their overload, without collectives, waits, copies and parts of tuples."""
+    names = {qualified_name(node.target) for node in program.graphs[0].nodes if node.op == "call_function"}
+    plain = {name.partition(".")[0].rstrip("_") for name in names if not name.startswith("_c10d_functional")}
+    return frozenset(plain - {"aten::clone", "python::getitem"})
 
 
 def raising_statement(case: Counterexample) -> tuple[str, ...] | None:

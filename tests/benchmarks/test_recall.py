@@ -48,3 +48,19 @@ def test_a_helper_that_raises_for_many_reasons_recognises_nothing(recall: Module
     assert recall.raising_statement(case_of("dtensor-argmax-not-traceable")) is not None
     assert known(recall, "dtensor-argmax-not-traceable").raised_by is None
     assert recall.raising_statement(case_of("dtensor-fill-partial")) is None
+
+
+def test_a_wrong_value_of_dtensor_is_recognised_by_the_ops(recall: ModuleType) -> None:
+    case = case_of("dtensor-any-sums-booleans")
+    elsewhere = replace(case, program=case_of("dtensor-fill-partial").program)
+    assert known(recall, "dtensor-any-sums-booleans").shown_by(case)
+    assert not known(recall, "dtensor-any-sums-booleans").shown_by(elsewhere)
+    assert recall.ops_of(case.program) == {"aten::any", "aten::_to_copy"}
+
+
+def test_a_fingerprint_alone_recognises_no_wrong_value(recall: ModuleType) -> None:
+    """What the rewritten graph does at the first divergence is the same for many causes."""
+    case = case_of("wait-alias-unknown")
+    other = replace(case, program=case_of("decomp-comms-global-values").program)
+    assert known(recall, "wait-alias-unknown").shown_by(case)
+    assert not known(recall, "wait-alias-unknown").shown_by(other)

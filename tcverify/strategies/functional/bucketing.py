@@ -205,7 +205,10 @@ def _summed(w: BucketingWriter, value: DraftValue, r: BucketingRecord) -> DraftV
     if not found:
         return value
     other = found[-1 - r.b % min(2, len(found))]
-    return _bounded(w, w.draft.call("aten::add.Tensor", other, value, rms=value.rms + other.rms))
+    try:
+        return _bounded(w, w.draft.call("aten::add.Tensor", other, value, rms=value.rms + other.rms))
+    except NoSite:  # on another rank their shapes do not fit
+        return value
 
 
 def _operand(w: BucketingWriter, r: BucketingRecord, dim: str) -> DraftValue:
