@@ -23,7 +23,7 @@ NAMESPACES = frozenset({"aten", "prims", "_c10d_functional", "inductor", "p2p"})
 TAKEN = frozenset({
     "torch", "dist", "mp", "os", "sys", "tempfile", "time", "traceback", "datetime", "config", "config_comms", "mock", "aten",
     "c10d", "prims", "inductor", "p2p", "step", "inputs", "rewritten", "observed", "run", "main", "differs", "math", "inf", "nan",
-    "graph", "ctx", "weight", "gm", "mesh",
+    "graph", "ctx", "weight", "gm", "mesh", "placed", "whole", "distributed",
 })  # fmt: skip
 
 #: Elements of the inputs of all ranks that a script can hold.
