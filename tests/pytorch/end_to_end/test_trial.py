@@ -45,7 +45,10 @@ def tried(case: Counterexample) -> EndToEnd:
         ("collective-waited-twice", "also in torch.compile: raises AssertionError on ranks 0, 1"),
         ("dtensor-fill-partial", "also in DTensor: wrong value on ranks 0, 1"),
         ("returned-copies-share-memory", "also in torch.compile: other memory is shared on ranks 0, 1"),
-        ("comm-buffer-returned", "could not be reached in torch.compile: the code that it lowers to needs CUDA and symmetric memory"),
+        (
+            "comm-buffer-returned",
+            "could not be reached in torch.compile: the code that it lowers to needs CUDA and symmetric memory",
+        ),
         pytest.param("dtensor-view-of-empty-hangs", "also in DTensor: does not return on ranks 0, 1", marks=pytest.mark.slow),
         pytest.param("cse-merges-side-effects", "also in torch.compile: other calls on ranks 0, 1", marks=pytest.mark.slow),
         pytest.param(
