@@ -87,6 +87,8 @@ def test_a_name_of_no_table_is_refused(name: str) -> None:
         (aten.resize_.default, "uninitialised"),
         (aten.nonzero.default, "depends on data"),
         (aten.masked_select.default, "depends on data"),
+        (aten.where.default, "depends on data"),
+        (aten.nonzero_numpy.default, "depends on data"),
         (aten.item.default, "depends on data"),
         (aten._local_scalar_dense.default, "depends on data"),
         (aten.add, "overload packet"),

@@ -35,6 +35,9 @@ _DRAWING = frozenset(
         "uniform",
     }
 )
+#: Ops that call `nonzero`, and lack its tag.
+_COUNTING = frozenset({"aten::where", "aten::nonzero_numpy"})
+
 #: Ops that order effects by values without elements.
 _TOKENS = frozenset({"_make_token", "_sink_tokens"})
 
@@ -104,7 +107,7 @@ def _reason(name: str, base: str, target: Any) -> str | None:
     unconditional = base not in ATTENTION and base not in _DROPOUT
     if base in _DRAWING or ("nondeterministic_seeded" in tags and unconditional):
         return "its result is random"
-    if tags & {"dynamic_output_shape", "data_dependent_output"} and name != "aten::index.Tensor":
+    if name in _COUNTING or (tags & {"dynamic_output_shape", "data_dependent_output"} and name != "aten::index.Tensor"):
         return "its shape depends on data"
     return None
 
