@@ -18,7 +18,12 @@ def case(mesh, rank):
     tokens, expert = torch.tensor([0, 2]), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     summed = distribute_tensor(torch.ones(3, 2), mesh, [Replicate()])
     pending = DTensor.from_local(expert / WORLD, mesh, [Partial()])
-    summed.index_add_(0, distribute_tensor(tokens, mesh, [Replicate()]), pending)
+    try:
+        summed.index_add_(0, distribute_tensor(tokens, mesh, [Replicate()]), pending)
+    except RuntimeError as error:
+        if "in-place operations that require placement changes are not supported" not in str(error):
+            raise
+        return "refused, as is right", "refused, as is right"
     return torch.ones(3, 2).index_add_(0, tokens, expert).tolist(), summed.full_tensor().tolist()
 
 
