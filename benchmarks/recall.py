@@ -5,10 +5,10 @@
 The defects are those in reports/pytorch that this torch has and that a subject shows. Each of the subjects (or those named, as
 torch:NAME) is verified as `tcverify run` does by default, but in lockstep alone, for --seconds by the clock, shared evenly by the
 numbers of ranks. A defect counts as found if a counterexample has its kind, and either its fingerprint (of a wrong value, and one
-of its ops; of DTensor, exactly its ops), or a program that contains that of the defect or is contained in it; or an exception from the
-same statement; or a kind and a fingerprint listed in its facts, because a person has confirmed that such a counterexample shows
-this defect. Counterexamples that show none of them are counted after the CPU time of the run: some are the same defects in other
-forms, and the others deserve a review.
+of its ops; of DTensor, exactly its ops), or a program that contains that of the defect or is contained in it; or an exception
+from the same statement; or a kind and a fingerprint listed in its facts, because a person has confirmed that such a
+counterexample shows this defect. Counterexamples that show none of them are counted after the CPU time of the run: some are the
+same defects in other forms, and the others deserve a review.
 """
 
 from __future__ import annotations
