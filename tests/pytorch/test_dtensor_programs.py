@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tcverify.execution import Lockstep
+from tcverify.ops import qualified_name
 from tcverify.program import Program, dumps, loads
 from tcverify.pytorch.dtensor import DTensorProgram
 from tcverify.registry.strategies import world_sizes_of
@@ -43,6 +44,21 @@ def test_programs_divide_tensors_and_ops_are_of_many_kinds() -> None:
         placed.update(one for value in program.options.values() for one in str(value).split(","))
     assert len(ops) > 120
     assert min(placed[one] for one in ("R", "S0", "S1", "S2", "F0", "F1")) > 5
+
+
+def test_ops_of_every_family_are_drawn_in_their_in_place_form() -> None:
+    """On copies: DTensor distributes copies of inputs, too."""
+    written = Counter[str]()
+    for program in sample(1500, seed=4):
+        for node in program.graphs[0].nodes:
+            name = qualified_name(node.target).partition(".")[0]
+            if node.op == "call_function" and name.endswith("_"):
+                written[name.removeprefix("aten::")] += 1
+                (target,) = node.all_input_nodes[:1]
+                assert str(target.target) == "aten.clone.default"
+    assert len(written) > 40
+    assert {"masked_fill_", "lerp_", "mul_"} <= set(written)
+    assert {"squeeze_", "unsqueeze_", "transpose_", "t_"} & set(written)
 
 
 def test_layouts_on_uneven_grids_are_drawn() -> None:

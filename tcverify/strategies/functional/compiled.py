@@ -277,8 +277,9 @@ def _part(w: FunctionalWriter, r: FunctionalRecord, shape: tuple[int, ...]) -> D
         found = w.draft.spec(value).shape
         return len(found) == len(shape) and found[0] > 0 and found[0] % multiple == 0
 
-    if r.group // 5 % 2:
-        return pick_operand(w, r.group // 10, fits)
+    found = [one for one in w.pool if w.draft.readable(one) and is_floating(w, one) and fits(one)]
+    if r.group // 5 % 2 and found:
+        return pick_recent(found, r.group)
     return new_input(w, "part", shape, "varying", w.dim(r.group))
 
 

@@ -1,0 +1,66 @@
+"""What is drawn for compilers is combined: results of one part are operands of the next."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from torch import fx
+
+from tcverify.ops import qualified_name
+from tcverify.program import Program
+from tcverify.strategies import DECODERS, all_meshes
+
+WAIT = "_c10d_functional::wait_tensor"
+
+
+def sample(strategy: str, count: int) -> Iterator[Program]:
+    generator, decoder = random.Random(5), DECODERS[strategy]
+    for number in range(count):
+        yield decoder.decode(generator.choice(all_meshes(2 + number % 3)), generator.randbytes(decoder.width))
+
+
+def calls(program: Program, op: str) -> list[fx.Node]:
+    return [node for node in program.graphs[0].nodes if qualified_name(node.target) == op]
+
+
+def started(node: fx.Node) -> str:
+    """The collective that a wait is for; nothing of any other node."""
+    found = node.args[0] if qualified_name(node.target) == WAIT else None
+    return qualified_name(found.target).partition("::")[2] if isinstance(found, fx.Node) else ""
+
+
+def test_products_read_products_and_gathered_values() -> None:
+    read: list[str] = []
+    for program in sample("compiled", 600):
+        for product in calls(program, "aten::mm"):
+            operand = product.args[0]
+            assert isinstance(operand, fx.Node)
+            read.append(started(operand) or qualified_name(operand.target))
+    assert read.count("aten::mm") > 3
+    assert read.count("all_gather_into_tensor") > 100
+    assert len(set(read)) > 10
+
+
+def test_a_product_stands_between_two_collectives() -> None:
+    chains = set()
+    for program in sample("compiled", 600):
+        for product in calls(program, "aten::mm"):
+            operand = product.args[0]
+            ends = {qualified_name(user.target).partition("::")[2] for user in product.users}
+            chains |= {(started(operand), end) for end in ends if isinstance(operand, fx.Node)}
+    assert {
+        ("all_gather_into_tensor", "reduce_scatter_tensor"),
+        ("all_gather_into_tensor", "all_gather_into_tensor"),
+    } <= chains
+
+
+def test_results_of_two_collectives_are_summed_and_may_broadcast() -> None:
+    summed = []
+    for program in sample("bucketing", 400):
+        for add in calls(program, "aten::add.Tensor"):
+            one, other = add.args
+            if isinstance(one, fx.Node) and isinstance(other, fx.Node) and started(one) == started(other) != "":
+                summed.append((started(one), one.meta["val"].shape == other.meta["val"].shape))
+    for kind in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"):
+        assert {alike for name, alike in summed if name == kind} == {True, False}
