@@ -87,6 +87,9 @@ def test_the_facts_are_complete(name: str) -> None:
     assert len(issue.split()) >= 60, (
         f"{finding.folder}/issue.md: too short to be understood by who has not seen the script"
     )
+    if finding.counterexample is not None:
+        frames = re.findall(r'File \\"([^"\\]+)', finding.counterexample.read_text(encoding="utf-8"))
+        assert not [file for file in frames if file.startswith("/") or "site-packages" in file], "paths of one machine"
     if finding.affects[-1] == TORCH and finding.cause.partition(":")[0].endswith(".py"):
         require_cause(finding, Path(torch.__file__).parents[1])
 
