@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from tcverify.cases.counterexample import Counterexample
 from tcverify.errors import Unsupported
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
-from tcverify.pytorch.end_to_end.script import Way, make_script
+from tcverify.pytorch.end_to_end.script import Way, make_script, torch_frames
 from tcverify.pytorch.end_to_end.trial import pipeline_of
 from tcverify.pytorch.functional_graphs import known_options
 from tcverify.pytorch.subjects import SUBJECTS, TorchSubject
@@ -122,8 +122,7 @@ def _outcome(case: Counterexample) -> list[str]:
 def _cause(case: Counterexample, subject: TorchSubject) -> list[str]:
     """The functions of torch that made the change, or that the exception came through."""
     edits = [str(one) for one in case.made_by if one.file.startswith("torch/")]
-    frames = re.findall(r'File "(torch/[^"]+)", line (\d+), in (\w+)', case.finding.detail)
-    raised = [f"{file}:{line} in {function}" for file, line, function in frames[-MAX_LINES:]]
+    raised = [f"{file}:{line} in {function}" for file, line, function in torch_frames(case)[-MAX_LINES:]]
     known = edits[:MAX_LINES] or raised
     if not known:
         module, _, name = subject.source.partition(":")

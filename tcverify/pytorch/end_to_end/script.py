@@ -368,8 +368,15 @@ def error_of(case: Counterexample, *, by_function: bool) -> tuple[str, str | Non
     if case.finding.kind not in ("pass-raised", "rewritten-raises"):
         return None
     found = re.search(r"\braise[ds] (?:InductorError: )?([A-Z]\w+)", case.finding.title)
-    frames = re.findall(r'File "torch/[^"]+", line \d+, in (\w+)', case.finding.detail)
-    return None if found is None else (found[1], frames[-1] if frames and by_function else None)
+    frames = torch_frames(case)
+    return None if found is None else (found[1], frames[-1][2] if frames and by_function else None)
+
+
+def torch_frames(case: Counterexample) -> list[tuple[str, str, str]]:
+    """File, line and function of the calls in torch that an exception came through, wherever torch is installed."""
+    return re.findall(
+        r'File "(?:[^"]*[/\\](?:site|dist)-packages[/\\])?(torch/[^"]+)", line (\d+), in (\w+)', case.finding.detail
+    )
 
 
 def _inputs(program: Program) -> str:
@@ -474,4 +481,4 @@ def _documented(text: str) -> str:
     return " ".join(text.replace("\\", "/").replace('"""', "'''").split())
 
 
-__all__ = ["SECONDS", "WAITS", "Way", "error_of", "limits_of", "make_script"]
+__all__ = ["SECONDS", "WAITS", "Way", "error_of", "limits_of", "make_script", "torch_frames"]

@@ -55,6 +55,9 @@ def test_what_it_does_not_show_is_shown_by_the_pass(tmp_path: Path) -> None:
 def test_the_cause_is_named() -> None:
     case = case_of("collective-waited-twice")
     assert "torch/_inductor/fx_passes/bucketing.py:1318 in process_collective_bucket" in to_issue(case)
+    installed = case.finding.detail.replace('File "torch/', 'File "/venv/lib/python3.11/site-packages/torch/')
+    assert installed != case.finding.detail
+    assert to_issue(replace(case, finding=replace(case.finding, detail=installed))) == to_issue(case)
     made = (EditingLine("cat", "creates", "torch/_inductor/fx_passes/bucketing.py", 7, "merge"),)
     assert "bucketing.py:7 in merge (creates 'cat')" in to_issue(replace(case, made_by=made))
     assert "torch/_inductor/fx_passes/reinplace.py:reinplace_inplaceable_ops" in to_issue(case_of("wait-alias-unknown"))
