@@ -152,7 +152,10 @@ def of_models(place: torch.device, tiny: bool) -> Iterator[fx.Node]:
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=False)
             return self.o(mixed.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
 
-    large = [models.Sizes(), models.Sizes(width=2048, heads=16, kv_heads=16, inner=8192, length=1024, batch=4)]
+    large = [
+        models.Sizes(), models.Sizes(length=4096),
+        models.Sizes(width=2048, heads=16, kv_heads=16, inner=8192, length=1024, batch=4),
+    ]  # fmt: skip
     for sizes in [models.Sizes(width=64, heads=4, kv_heads=2, inner=128, length=16)] if tiny else large:
         for attention in (models.Attention, Kernel):
             with FakeTensorMode(allow_non_fake_inputs=True), torch.device(place), _default_dtype(torch.bfloat16):
@@ -221,10 +224,12 @@ class Call:
     """A call on a device: its operands, made of random values, and how it is run."""
 
     def __init__(self, node: fx.Node, place: torch.device) -> None:
-        op = lookup(node.target)
-        run = op.native or op.run
-        if run is None:
-            raise NotImplementedError(f"{op.name} has no meaning")
+        run: Any = node.target
+        if not isinstance(run, torch._ops.OpOverload) or run.namespace != "aten":  # whose kernels are the device's own
+            op = lookup(run)
+            run = op.native or op.run
+            if run is None:
+                raise NotImplementedError(f"{op.name} has no meaning")
         self._run, self._node, self._place = run, node, place
         high = [
             min(spec.shape, default=1) for n in node.all_input_nodes for spec in leaves(n.meta["val"], torch.Tensor)
@@ -232,6 +237,9 @@ class Call:
         self.base = {n: self._value(n.meta["val"], max(1, high[0])) for n in node.all_input_nodes}
         self.bytes = sum(t.numel() * t.element_size() for t in _all_tensors(self.base))
         schema = getattr(node.target, "_schema", None)
+        returns = () if schema is None else schema.returns
+        # the state of a random generator, of which a replay has its own
+        self._states = {at for at, result in enumerate(returns) if str(result.name).startswith(("philox", "rng_state"))}
         self._placed = schema is not None and any(argument.name == "device" for argument in schema.arguments)
 
     def _value(self, val: Any, high: int) -> Any:
@@ -257,7 +265,10 @@ class Call:
         kwargs = dict(map_aggregate(self._node.kwargs, known))
         if self._placed:
             kwargs["device"] = self._place
-        return leaves(self._run(*map_aggregate(self._node.args, known), **kwargs), torch.Tensor)
+        results = self._run(*map_aggregate(self._node.args, known), **kwargs)
+        if self._states:
+            results = [value for at, value in enumerate(results) if at not in self._states]
+        return leaves(results, torch.Tensor)
 
 
 def _all_tensors(operands: Mapping[fx.Node, Any]) -> list[torch.Tensor]:

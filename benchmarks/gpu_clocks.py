@@ -45,7 +45,8 @@ def main(seconds: float, out: Path | None, rehearse: bool, schedules: int) -> No
         sys.exit(2)
     torch.set_num_threads(1)
     clock: Clock = CpuClock() if rehearse else CudaClock()
-    known = PROFILES[next((row[2] for row in VENDOR if row[0] in clock.name), NETWORK)]
+    row = next((row for row in VENDOR if row[0] in clock.name), None)
+    known = PROFILES[NETWORK if row is None else row[1] if row[1] in PROFILES else row[2]]
     ends = {part: START + share * seconds for part, share in ENDS.items()}
     failed: list[str] = []
 

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -24,11 +24,11 @@ import click
 import torch
 from native import drawn
 
-from tcverify import verify
+from tcverify import Verdict, verify
 from tcverify.checks.values.native import native_differences
 from tcverify.domains import NATIVE
 from tcverify.errors import TcverifyError
-from tcverify.execution import ProcessGroupPool, range_used, rounding_noise
+from tcverify.execution import Comparison, ProcessGroupPool, range_used, rounding_noise
 from tcverify.program import Finding, Program
 from tests.mutants.rounding import PLANTED, SHOWING, SOUND, long_program
 
@@ -39,7 +39,7 @@ FEW = 2
 #: Seeds of each planted loss.
 PLANTED_SEEDS = 4
 
-What = Literal["same", "equal", "rounded", "refuted", "refuted on the CPU too", "inconclusive"]
+What = Literal["equal", "rounded", "refuted", "refuted on the CPU too", "inconclusive"]
 
 
 @dataclass
@@ -54,13 +54,32 @@ class Tally:
         self.words += other.words
 
 
-def judged(name: str, rewrite: object, program: Program, pool: ProcessGroupPool) -> tuple[What, str]:
-    """What a rewritten program is on the ranks of a pool."""
+@dataclass
+class Started:
+    """A program whose ranks compute: the rest of its judgement, which waits for them."""
+
+    name: str
+    finish: Callable[[], tuple[What, str]]
+
+
+def begin(name: str, rewrite: object, program: Program, pool: ProcessGroupPool) -> Started | None:
+    """Rewrite a program and give both versions to the ranks of a pool; None where the rewrite leaves it alone."""
     verdict = verify(rewrite, program, domain="native", checks=["equivalence"])
     if not verdict.changed or verdict.pair.rewritten is None:
-        return "same", ""
+        return None
     try:
-        comparison = pool.compare(program, verdict.pair.rewritten, NATIVE)
+        compared = pool.start_comparison(program, verdict.pair.rewritten, NATIVE)
+    except TcverifyError as error:
+        words = f"{name}: {error.message}"
+        return Started(name, lambda: ("inconclusive", words))
+    return Started(name, lambda: judged(name, verdict, program, compared))
+
+
+def judged(name: str, verdict: Verdict, program: Program, compared: Callable[[], Comparison]) -> tuple[What, str]:
+    """What a rewritten program is on the ranks that computed it."""
+    assert verdict.pair.rewritten is not None
+    try:
+        comparison = compared()
     except TcverifyError as error:
         return "inconclusive", f"{name}: {error.message}"
     for run in (comparison.original, comparison.rewritten):
@@ -99,30 +118,39 @@ def work(device: Literal["cpu", "cuda"], first: int, step: int, count: int, unti
                 pools[size] = stack.enter_context(ProcessGroupPool(size, device=device, timeout=60))
             return pools[size]
 
-        def note(name: str, what: What, words: str) -> None:
-            tally = found.setdefault(name, Tally())
+        def note(started: Started) -> None:
+            what, words = started.finish()
+            tally = found.setdefault(started.name, Tally())
             tally.counts[what] += 1
             tally.words += [words] if words else []
 
+        def rewritten(seed: int, program: Program) -> Started | None:
+            """A program with the first rewrite, counted from its own number, that changes it."""
+            for name in (*names[seed % len(names) :], *names[: seed % len(names)]):
+                started = begin(name, SOUND[name], program, pool(program.world_size))
+                if started is not None:
+                    return started
+            return None
+
         for name, seed in planted(first, step):
             program = long_program(*SHOWING[name], seed)
-            note(name, *judged(name, PLANTED[name], program, pool(program.world_size)))
-        done = 0
+            started = begin(name, PLANTED[name], program, pool(program.world_size))
+            if started is not None:
+                note(started)
+        done, before = 0, None
         for seed in range(first, 100 * count, step):
             if time.monotonic() > until or done >= count / step:
                 break
             program = drawn(seed)
             if step > 1 and (program.world_size > FEW) is bool(first):
                 continue
-            for name in (
-                *names[seed % len(names) :],
-                *names[: seed % len(names)],
-            ):  # the first that changes the program
-                what, words = judged(name, SOUND[name], program, pool(program.world_size))
-                if what != "same":
-                    note(name, what, words)
-                    done += 1
-                    break
+            started = rewritten(seed, program)
+            if started is not None:
+                if before is not None:  # its ranks have computed meanwhile
+                    note(before)
+                before, done = started, done + 1
+        if before is not None:
+            note(before)
     return found
 
 

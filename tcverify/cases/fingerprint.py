@@ -9,7 +9,8 @@ the pass, its kind and a fingerprint: one line that people can read, made of wha
 - A pass that raises: the function of the pass that raised last, the type and the message of the exception.
 - All else: the title, and the op of the node to blame where the title does not name it.
 
-In each of them names of nodes become the ops of these nodes, numbers and lists of them become #. Ops that are forms of one
+In each of them names of nodes become the ops of these nodes, numbers and lists of them become #, also at the ends of names in the
+message of an exception. Ops that are forms of one
 another count as one: norms, with or without a fused add; and collectives, ops in place and others where streams are
 concerned. A shard of a wrong position is the same whatever op takes it. The stage of a pipeline belongs to a fingerprint;
 options of the pass, the mesh and the program do not.
@@ -43,6 +44,8 @@ _OF_STREAMS = ("happens-before", "interleavings", "schedule")
 MAX_LENGTH = 300
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d.]*(?:e[-+]?\d+)?")
+#: Names that compilers number, but for those of dtypes.
+_NUMBERED = re.compile(r"\b(?!b?float\d|u?int\d|complex\d)([A-Za-z][A-Za-z_]*?)_?\d+(?:_\d+)*\b")
 _MORE_NUMBERS = re.compile(r"#(?:(?:, | × |x)#)+")
 _QUOTED = re.compile(r"'([^']*)'")
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>\S+)', re.MULTILINE)
@@ -83,7 +86,7 @@ def _identity(program: Program, rewritten: Program | None, finding: Finding, ops
         if first is not None:
             return _divergence(first, ops)
     if finding.kind == "pass-raised":
-        message = _normalised(_unnamed(_ON_RANK.sub("", title), ops), {})
+        message = _normalised(_NUMBERED.sub(r"\1#", _unnamed(_ON_RANK.sub("", title), ops)), {})
         frame = raising_frame(finding.detail)
         return f"{message}, in {frame['function'] if frame is not None else 'a function'}"
     text = _normalised(title, ops)

@@ -12,6 +12,7 @@ from tcverify.execution.lockstep.lockstep import Lockstep
 from tcverify.execution.named_executors import (
     EXECUTORS,
     close_executor,
+    device_of,
     executors,
     make_executor,
     register_executor,
@@ -51,6 +52,7 @@ __all__ = [
     "Timing",
     "close_executor",
     "compare_ranks",
+    "device_of",
     "digest",
     "executors",
     "explain",

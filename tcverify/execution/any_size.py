@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tcverify.domains import FLOAT64, Domain
 from tcverify.errors import ExecutorError, InternalError
 from tcverify.execution.executor import Comparison, Executor, Run
-from tcverify.execution.named_executors import start_executor
+from tcverify.execution.named_executors import device_of, start_executor
 from tcverify.program import Program
 from tcverify.registry.executors import MAX_RANKS
 
@@ -18,11 +18,15 @@ class AnySize:
     Args:
         executor_of: gives the executor for a number of ranks, started.
         timeout: seconds that a program may take on one of them, as far as they tell.
+        device: what they compute on: "cpu" or "cuda".
     """
 
-    def __init__(self, name: str, executor_of: Callable[[int], Executor], timeout: float = 0.0) -> None:
+    def __init__(
+        self, name: str, executor_of: Callable[[int], Executor], timeout: float = 0.0, device: str = "cpu"
+    ) -> None:
         self.name = name
         self.timeout = timeout
+        self.device = device
         self._executor_of = executor_of
 
     def run(self, program: Program, *, observe: bool = False, domain: Domain = FLOAT64) -> Run:
@@ -60,11 +64,13 @@ def of_any_size(name: str, executor_of: Callable[[int], Executor | None], first:
         start_executor(executor)
         return executor
 
-    if first > MAX_RANKS:  # those of fewer, which shrinking makes, start their own
-        return AnySize(name, started) if name != "none" else None
-    if executor_of(first) is None:
+    any_one = executor_of(min(first, MAX_RANKS))
+    if any_one is None:
         return None
-    return AnySize(name, started, getattr(started(first), "timeout", 0.0))
+    device = device_of(any_one)
+    if first > MAX_RANKS:  # those of fewer, which shrinking makes, start their own
+        return AnySize(name, started, device=device)
+    return AnySize(name, started, getattr(started(first), "timeout", 0.0), device)
 
 
 __all__ = ["AnySize", "of_any_size"]

@@ -86,6 +86,11 @@ def start_executor(executor: Executor) -> None:
     getattr(executor, "start", lambda: None)()
 
 
+def device_of(executor: Executor) -> str:
+    """What an executor computes on: "cuda" or "cpu", which is taken for granted of those that do not say."""
+    return str(getattr(executor, "device", "cpu"))
+
+
 @contextlib.contextmanager
 def executors(name: str) -> Iterator[Callable[[int], Executor | None]]:
     """Yield a function that gives the executor of a number of ranks; "none" gives None. Executors end with the block."""
@@ -110,4 +115,13 @@ def close_executor(executor: Executor) -> None:
     getattr(executor, "close", lambda: None)()
 
 
-__all__ = ["EXECUTORS", "Maker", "close_executor", "executors", "make_executor", "register_executor", "start_executor"]
+__all__ = [
+    "EXECUTORS",
+    "Maker",
+    "close_executor",
+    "device_of",
+    "executors",
+    "make_executor",
+    "register_executor",
+    "start_executor",
+]

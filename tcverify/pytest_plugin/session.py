@@ -11,7 +11,7 @@ from tcverify.application import Guarded, InProcess, Subject
 from tcverify.application.loading import prepare_pass
 from tcverify.cli.strategy_choice import StrategyChoice, choose_strategies
 from tcverify.errors import PassLoadError
-from tcverify.execution import AnySize, Executor, close_executor, make_executor, start_executor
+from tcverify.execution import AnySize, Executor, close_executor, device_of, make_executor, start_executor
 from tcverify.pytest_plugin.cases import PytestCase
 
 #: Passes whose processes are kept for the items to come; each has one or two.
@@ -35,7 +35,8 @@ class Session:
         if case.confirm == "none":
             return None
         if case.world.size is None:
-            return AnySize(case.confirm, partial(self.pool, case.confirm))
+            device = device_of(make_executor(case.confirm, 1))
+            return AnySize(case.confirm, partial(self.pool, case.confirm), device=device)
         return self.pool(case.confirm, case.world.size)
 
     def pool(self, confirm: str, world_size: int) -> Executor:

@@ -35,11 +35,6 @@ def confirming_domain(evidence: Evidence, findings: list[Finding], notes: list[N
     return FLOAT64
 
 
-def on_cuda(executor: Executor) -> bool:
-    """Whether an executor computes on CUDA devices."""
-    return getattr(executor, "device", "cpu") == "cuda"
-
-
 def worth_confirming(evidence: Evidence, findings: list[Finding], always: bool) -> bool:
     """Whether to run the process group: never for a program that would hang there, and for refuted programs only on request."""
     pair = evidence.pair
@@ -141,7 +136,6 @@ __all__ = [
     "confirming_domain",
     "doubt_of_error",
     "judge_confirmation",
-    "on_cuda",
     "start_confirmation",
     "worth_confirming",
 ]

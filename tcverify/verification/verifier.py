@@ -13,7 +13,7 @@ from tcverify.application import Pair, PassFacts, PassFailure, Subject, Watch, s
 from tcverify.checks import CHECKS, Evidence, EvidenceRequest, apply_checks
 from tcverify.domains import DOMAINS, FLOAT64
 from tcverify.errors import ProgramError, UnsupportedOp, UsageError
-from tcverify.execution import MAX_RANKS, Comparison, Executor, Lockstep, Run
+from tcverify.execution import MAX_RANKS, Comparison, Executor, Lockstep, Run, device_of
 from tcverify.program import Contract, Doubt, Finding, Note, NotSerialisable, Program
 from tcverify.registry.choices import DomainName
 from tcverify.registry.evidence import EVIDENCE
@@ -23,7 +23,6 @@ from tcverify.verification.conditions import Unknown, condition
 from tcverify.verification.confirmation import (
     confirming_domain,
     judge_confirmation,
-    on_cuda,
     start_confirmation,
     worth_confirming,
 )
@@ -204,7 +203,7 @@ def verify_in_steps(
             facts=subject.facts, contract=contract,
         )  # fmt: skip
     lockstep = Lockstep(contract.collectives == "conservative")
-    on_device = deep and confirm is not None and on_cuda(confirm)
+    on_device = deep and confirm is not None and device_of(confirm) == "cuda"
     request = EvidenceRequest(baseline, lockstep, checks, domain, deep, on_device)
     judged = _judge(pair, contract, request, clock)
     if judged.findings and pair.original.unknown and pair.rewritten is not None:
@@ -390,7 +389,7 @@ def _confirm(
         return
     if worth_confirming(evidence, judged.findings, always):
         domain = confirming_domain(evidence, judged.findings, judged.notes)
-        if domain.kind == "exact" and on_cuda(confirm):
+        if domain.kind == "exact" and device_of(confirm) == "cuda":
             if judged.findings:
                 why = "the exact domain computes on the CPU alone; judged in lockstep only"
                 judged.notes.append(Note("not-confirmed", why))

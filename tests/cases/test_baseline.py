@@ -124,6 +124,8 @@ def test_of_a_pass_that_raises_it_is_the_function_and_the_message() -> None:
     assert raised("size 3 of all_reduce") == raised("size 4 of all_reduce", line=8)
     assert raised("no idea what neg is") != raised("no idea what neg is", "split")
     assert raised("no idea") != raised("no way")
+    assert raised("'arg2_1' is not there") == raised("'arg10_1' is not there") != raised("'buf2' is not there")
+    assert raised("bfloat16 is none of float32") != raised("bfloat16 is none of float64")
 
 
 def test_of_an_installed_pass_that_raises_it_is_the_innermost_function() -> None:

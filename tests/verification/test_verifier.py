@@ -15,7 +15,7 @@ from tcverify.application import Pair
 from tcverify.checks import CHECKS, Evidence, register_check
 from tcverify.domains import FLOAT64, Domain
 from tcverify.errors import ExecutorError, UsageError
-from tcverify.execution import Comparison, Lockstep, ProcessGroupPool, Run
+from tcverify.execution import MAX_RANKS, Comparison, Lockstep, ProcessGroupPool, Run, device_of, of_any_size
 from tcverify.ops import Op, register_dialect
 from tcverify.program import PARTIAL, GraphBuilder, InputSpec, Mesh, Program, Recipe, spmd_program
 from tests.support.programs import GAIN, TP2, X, reduce_then_norm
@@ -455,6 +455,19 @@ def test_a_device_confirms_exact_programs_in_float64() -> None:
     device = _OnDevice()
     assert verify(negate_twice, reduce_then_norm(), confirm=device, domain="exact").status == "passed"
     assert device.domains == ["float64"]
+    device = _OnDevice()
+    campaign = of_any_size("cuda", lambda world_size: device, 2)  # what confirms the programs of a campaign
+    assert verify(negate_twice, reduce_then_norm(), confirm=campaign, domain="exact").status == "passed"
+    assert device.domains == ["float64"]
+
+
+@pytest.mark.parametrize("first", [2, MAX_RANKS + 1])
+def test_an_executor_of_any_size_tells_its_device(first: int) -> None:
+    for executor, device in ((_OnDevice(), "cuda"), (Lockstep(), "cpu")):
+        anyhow = of_any_size("some", lambda world_size, one=executor: one, first)  # type: ignore[misc]
+        assert anyhow is not None
+        assert device_of(anyhow) == device
+    assert of_any_size("none", lambda world_size: None, first) is None
 
 
 def test_what_the_exact_domain_alone_shows_is_not_confirmed_on_a_device() -> None:
