@@ -189,9 +189,14 @@ def verified(
     return finished, spent
 
 
+#: The subject in which Inductor's passes act one after another.
+WHOLE_COMPILER = "torch:compile"
+
+
 def names_of(case: Counterexample, one: TorchSubject) -> list[str]:
     """The defects in reports/pytorch that a counterexample shows: those of its subject, and of others if the exception comes
-    from the same statement, or if they are of the same file of torch and their facts list the fingerprint."""
+    from the same statement, or if their facts list the fingerprint and they are of the same file of torch, or of a pass that
+    torch.compile runs."""
     own, statement, shown = PREFIX + one.name, raising_statement(case), f"{case.finding.kind}: {fingerprint_of(case)}"
     file = one.source.partition(":")[0]
     return [
@@ -200,7 +205,7 @@ def names_of(case: Counterexample, one: TorchSubject) -> list[str]:
         for known in defects
         if (name == own and known.shown_by(case))
         or (statement is not None and statement == known.raised_by)
-        or (shown in known.finding.also and subject(name).source.partition(":")[0] == file)
+        or (shown in known.finding.also and (own == WHOLE_COMPILER or subject(name).source.partition(":")[0] == file))
     ]
 
 

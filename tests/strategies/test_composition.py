@@ -64,3 +64,16 @@ def test_results_of_two_collectives_are_summed_and_may_broadcast() -> None:
                 summed.append((started(one), one.meta["val"].shape == other.meta["val"].shape))
     for kind in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"):
         assert {alike for name, alike in summed if name == kind} == {True, False}
+
+
+def test_multiples_of_one_value_are_added_to_another_either_way() -> None:
+    """An op that is fused into another one has arguments which the other may not take, such as alpha."""
+    forms = set()
+    for program in sample("compiled", 1500):
+        for name in ("add", "sub"):
+            for node in calls(program, f"aten::{name}.Tensor"):
+                operands = [qualified_name(arg.target) if isinstance(arg, fx.Node) else "" for arg in node.args]
+                at = operands.index("aten::mm") if "aten::mm" in operands else None
+                forms.add((name, node.kwargs.get("alpha", 1), at))
+    assert {(name, alpha, None) for name in ("add", "sub") for alpha in (1, 2)} <= forms
+    assert {("add", 1, 0), ("add", 1, 1), ("add", 2, 0), ("add", 2, 1)} <= forms

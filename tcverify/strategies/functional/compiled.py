@@ -18,9 +18,9 @@ from tcverify.strategies.functional.choices import FunctionalRecord, FunctionalS
 from tcverify.strategies.functional.collectives import KINDS, WAIT, companion, start_collective
 from tcverify.strategies.functional.programs import begin_program, finish_program
 from tcverify.strategies.functional.writing import (
-    ADD,
     FunctionalWriter,
     bound_value,
+    combine,
     group_size,
     is_floating,
     multiply_by_weight,
@@ -39,7 +39,11 @@ HIDDEN = (4, 8, 2, 6, 3)
 _KINDS = (
     "none", "collective", "collective", "compute", "scatter", "update", "gather-product", "product-scatter", "gradients",
     "wait", "view", "swap", "scatter", "gather-product", "product-scatter", "update", "collective", "gradients",
+    "linear", "linear",
 )  # fmt: skip
+
+#: See `COMBINATIONS`.
+_COMBINED = ("add", "add", "alpha", "add", "sub", "mul", "add", "sub alpha")
 
 
 @dataclass(slots=True)
@@ -179,14 +183,32 @@ def _land(w: FunctionalWriter, end: Epilogue, number: int) -> None:
 def _compute(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
     value = _operand(w, end, r)
     if r.how % 3 == 0:
-        other = partner(w, value, r.b)
-        _keep(w, end, bound_value(w, w.draft.call(ADD, value, other, rms=value.rms + other.rms)), r)
+        _keep(w, end, _combined(w, value, partner(w, value, r.b), r), r)
         return
     shape = w.draft.spec(value).shape
     if r.how % 6 == 5 and len(shape) == 2 and shape[1]:
         _keep(w, end, multiply_by_weight(w, value, _weight(w, value, shape[1], w.setting.hidden, r.b))[0], r)
         return
     _keep(w, end, unary(w, value, r.how // 3), r)
+
+
+def _combined(w: FunctionalWriter, one: DraftValue, other: DraftValue, r: FunctionalRecord) -> DraftValue:
+    pair = (other, one) if r.how // 32 % 2 else (one, other)
+    return combine(w, _COMBINED[r.how // 4 % len(_COMBINED)], *pair)
+
+
+def _linear(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
+    """A product and what is added to it: a bias, a value of its shape, or another product."""
+    value = _operand(w, end, r, lambda v: len(w.draft.spec(v).shape) == 2 and w.draft.shape(v)[1] > 0)
+    inner, width = w.draft.shape(value)[1], w.setting.hidden
+    made, _ = multiply_by_weight(w, value, _weight(w, value, inner, width, r.b))
+    if r.how % 4 == 0:
+        addend = new_input(w, "bias", (width,), dtype=w.draft.spec(made).dtype)
+    elif r.how % 4 == 1:
+        addend, _ = multiply_by_weight(w, value, _weight(w, value, inner, width, r.b // 4))
+    else:
+        addend = partner(w, made, r.b)
+    _keep(w, end, _combined(w, made, addend, r), r)
 
 
 def _scatter(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
@@ -369,6 +391,7 @@ def _gradients(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
 _MOTIFS: dict[str, Callable[[FunctionalWriter, FunctionalRecord, Epilogue], None]] = {
     "collective": _collective,
     "compute": _compute,
+    "linear": _linear,
     "scatter": _scatter,
     "update": _update,
     "swap": _swap,

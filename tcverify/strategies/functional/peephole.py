@@ -23,6 +23,7 @@ from tcverify.strategies.functional.writing import (
     MUL,
     FunctionalWriter,
     bound_value,
+    combine,
     group_size,
     new_input,
     unary,
@@ -156,12 +157,8 @@ def _twins(w: FunctionalWriter, piece: _Piece) -> None:
         w.outputs += [unary(w, first, piece.how // 8), second]
     elif together == "cat":
         w.outputs.append(bound_value(w, call("aten::cat", [first, second], 0)))
-    elif together == "alpha":
-        w.outputs.append(bound_value(w, call(ADD, first, second, alpha=2, rms=first.rms + 2 * second.rms)))
     else:
-        name = {"add": ADD, "sub": "aten::sub.Tensor", "mul": MUL}[together]
-        rms = first.rms * second.rms if together == "mul" else first.rms + second.rms
-        w.outputs.append(bound_value(w, call(name, first, second, rms=rms)))
+        w.outputs.append(combine(w, together, first, second))
 
 
 def _part(w: FunctionalWriter, piece: _Piece) -> None:

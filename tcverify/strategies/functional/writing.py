@@ -171,8 +171,25 @@ def bound_value(w: FunctionalWriter, value: DraftValue) -> DraftValue:
     return w.draft.call(MUL, value, 0.125, rms=value.rms / 8)
 
 
+#: How two values of one type become one: the op, and its arguments beside them.
+COMBINATIONS: dict[str, tuple[str, dict[str, float]]] = {
+    "add": (ADD, {}),
+    "alpha": (ADD, {"alpha": 2}),
+    "sub": ("aten::sub.Tensor", {}),
+    "sub alpha": ("aten::sub.Tensor", {"alpha": 2}),
+    "mul": (MUL, {}),
+}
+
+
+def combine(w: FunctionalWriter, by: str, a: DraftValue, b: DraftValue) -> DraftValue:
+    """Compute one value of two; see `COMBINATIONS`."""
+    op, more = COMBINATIONS[by]
+    rms = a.rms * b.rms if by == "mul" else a.rms + more.get("alpha", 1) * b.rms
+    return bound_value(w, w.draft.call(op, a, b, **more, rms=rms))
+
+
 def add(w: FunctionalWriter, a: DraftValue, b: DraftValue) -> DraftValue:
-    return bound_value(w, w.draft.call(ADD, a, b, rms=a.rms + b.rms))
+    return combine(w, "add", a, b)
 
 
 def matmul(
