@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +18,11 @@ from tcverify.domains import FLOAT64, Domain
 from tcverify.errors import ExecutorError, UsageError
 from tcverify.execution import MAX_RANKS, Comparison, Lockstep, ProcessGroupPool, Run, device_of, of_any_size
 from tcverify.ops import Op, register_dialect
+from tcverify.passes import Multistream
 from tcverify.program import PARTIAL, GraphBuilder, InputSpec, Mesh, Program, Recipe, spmd_program
 from tests.support.programs import GAIN, TP2, X, reduce_then_norm
+from tests.support.stream_programs import Builder
+from tests.support.stream_programs import program as lowerable
 
 GRID = Mesh.grid({"dp": 2, "tp": 2})
 
@@ -468,6 +472,18 @@ def test_an_executor_of_any_size_tells_its_device(first: int) -> None:
         assert anyhow is not None
         assert device_of(anyhow) == device
     assert of_any_size("none", lambda world_size: None, first) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_streams_of_a_deep_verification_run_on_the_device_of_the_executor() -> None:
+    def build(b: Builder) -> Any:
+        return b.add(b.mm(b.all_reduce(b["x"])), b.mm(b.mm(b["r"])))
+
+    original = lowerable(build)
+    assert verify(Multistream(), original, confirm=_Elsewhere(lambda comparison: None), deep=True).status == "passed"
+    campaign = of_any_size("cuda", lambda world_size: _OnDevice(), original.world_size)
+    verdict = verify(Multistream(), original, confirm=campaign, deep=True)
+    assert [doubt.detail for doubt in verdict.doubts] == ["there is no CUDA device"]
 
 
 def test_what_the_exact_domain_alone_shows_is_not_confirmed_on_a_device() -> None:

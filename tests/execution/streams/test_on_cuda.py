@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tcverify.execution import explore, explore_on_cuda
+from tcverify.execution import executors, explore, explore_on_cuda, of_any_size
 from tcverify.execution.streams.cuda_streams import CudaDevice
 from tcverify.execution.streams.issue import issue
 from tcverify.passes import Multistream
@@ -62,5 +62,7 @@ def test_deep_verification_runs_the_streams_on_the_device() -> None:
 
     original = lowerable(build)
     assert is_lowered(lowered(original))
-    verdict = verify(Multistream(), original, deep=True)
+    with executors("cuda") as executor_of:
+        confirm = of_any_size("cuda", executor_of, original.world_size)
+        verdict = verify(Multistream(), original, deep=True, confirm=confirm)
     assert verdict.status == "passed", (verdict.findings, verdict.doubts)
