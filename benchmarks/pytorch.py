@@ -189,14 +189,14 @@ def verified(
     return finished, spent
 
 
-#: The subject in which Inductor's passes act one after another.
-WHOLE_COMPILER = "torch:compile"
+#: Subjects that run the passes of others, one after another.
+PIPELINES = frozenset({"torch:compile", "torch:post_grad_passes"})
 
 
 def names_of(case: Counterexample, one: TorchSubject) -> list[str]:
     """The defects in reports/pytorch that a counterexample shows: those of its subject, and of others if the exception comes
-    from the same statement, or if their facts list the fingerprint and they are of the same file of torch, or of a pass that
-    torch.compile runs."""
+    from the same statement, or if their facts list the fingerprint and they are of the same file of torch, or the subject
+    runs the passes of others."""
     own, statement, shown = PREFIX + one.name, raising_statement(case), f"{case.finding.kind}: {fingerprint_of(case)}"
     file = one.source.partition(":")[0]
     return [
@@ -205,7 +205,7 @@ def names_of(case: Counterexample, one: TorchSubject) -> list[str]:
         for known in defects
         if (name == own and known.shown_by(case))
         or (statement is not None and statement == known.raised_by)
-        or (shown in known.finding.also and (own == WHOLE_COMPILER or subject(name).source.partition(":")[0] == file))
+        or (shown in known.finding.also and (own in PIPELINES or subject(name).source.partition(":")[0] == file))
     ]
 
 

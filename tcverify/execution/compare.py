@@ -135,13 +135,14 @@ def _leaves(result: RankResult) -> dict[str, Any]:
 
 
 def storage_partition(result: RankResult) -> list[int]:
-    """For each output, the first output with the same storage."""
+    """For each output, the first output with the same storage. One without elements shares nothing that could be read."""
     if result.sharing is not None:
         return result.sharing
     first: dict[Any, int] = {}
+    shares = [isinstance(value, torch.Tensor) and value.numel() > 0 for value in result.outputs]
     return [
-        first.setdefault(value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else ("scalar", i), i)
-        for i, value in enumerate(result.outputs)
+        first.setdefault(value.untyped_storage()._cdata if shared else ("alone", i), i)
+        for i, (value, shared) in enumerate(zip(result.outputs, shares, strict=True))
     ]
 
 
