@@ -17,7 +17,7 @@ from tcverify.errors import Unsupported
 
 
 def require_functional(gm: fx.GraphModule, *, allowed: Callable[[fx.Node], bool] = lambda _: False) -> None:
-    """Decline graphs that write into anything but their inputs, by `aten::copy_` at their end.
+    """Decline graphs that write into anything but their inputs, once into each, by `aten::copy_` of another value at their end.
 
     Args:
         allowed: whether a node may mutate nevertheless.
@@ -26,6 +26,7 @@ def require_functional(gm: fx.GraphModule, *, allowed: Callable[[fx.Node], bool]
         Unsupported: the graph is not functional, and AOTAutograd would never pass it on.
     """
     ended = False
+    kept: set[Any] = set()
     for node in gm.graph.nodes:
         if node.op != "call_function":
             continue
@@ -37,6 +38,11 @@ def require_functional(gm: fx.GraphModule, *, allowed: Callable[[fx.Node], bool]
         written = node.args[0] if node.args else None
         if node.target is not torch.ops.aten.copy_.default or getattr(written, "op", "") != "placeholder":
             raise Unsupported(f"node '{node.name}' writes in place: the pass is for functional graphs")
+        if written in kept or written is node.args[1]:
+            raise Unsupported(
+                f"node '{node.name}' writes '{written}' again or into itself: AOTAutograd makes no such copy"
+            )
+        kept.add(written)
         ended = True
 
 

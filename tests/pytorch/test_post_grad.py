@@ -177,6 +177,23 @@ def test_graphs_that_write_are_declined() -> None:
     assert verify(loaded("reinplace"), writing).status == "inconclusive"
 
 
+def test_inputs_are_written_once_and_by_other_values() -> None:
+    """As AOTAutograd does it. Shrinking would write them otherwise, and then show what no user meets."""
+
+    def copies(*pairs: tuple[int, int]) -> Build:
+        def build(b: GraphBuilder, x: list[fx.Node]) -> Any:
+            for target, source in pairs:
+                b.call("aten::copy_", x[target], x[source])
+            return x[0]
+
+        return build
+
+    require_functional(program(copies((0, 1), (1, 2)), (2, 2), (2, 2), (2, 2)).graph_modules()[0])
+    for pairs in (((0, 0),), ((0, 1), (0, 2))):
+        with pytest.raises(Unsupported, match="again or into itself"):
+            require_functional(program(copies(*pairs), (2, 2), (2, 2), (2, 2)).graph_modules()[0])
+
+
 def test_programs_of_the_strategy_are_functional() -> None:
     decoder = DECODERS["compiled"]
     labels = set()
