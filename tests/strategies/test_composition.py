@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from functools import cache
 
 from torch import fx
 
@@ -14,10 +14,13 @@ from tcverify.strategies import DECODERS, all_meshes
 WAIT = "_c10d_functional::wait_tensor"
 
 
-def sample(strategy: str, count: int) -> Iterator[Program]:
+@cache
+def sample(strategy: str, count: int) -> list[Program]:
     generator, decoder = random.Random(5), DECODERS[strategy]
-    for number in range(count):
-        yield decoder.decode(generator.choice(all_meshes(2 + number % 3)), generator.randbytes(decoder.width))
+    return [
+        decoder.decode(generator.choice(all_meshes(2 + number % 3)), generator.randbytes(decoder.width))
+        for number in range(count)
+    ]
 
 
 def calls(program: Program, op: str) -> list[fx.Node]:
@@ -69,7 +72,7 @@ def test_results_of_two_collectives_are_summed_and_may_broadcast() -> None:
 def test_multiples_of_one_value_are_added_to_another_either_way() -> None:
     """An op that is fused into another one has arguments which the other may not take, such as alpha."""
     forms = set()
-    for program in sample("compiled", 1500):
+    for program in sample("compiled", 600):
         for name in ("add", "sub"):
             for node in calls(program, f"aten::{name}.Tensor"):
                 operands = [qualified_name(arg.target) if isinstance(arg, fx.Node) else "" for arg in node.args]
