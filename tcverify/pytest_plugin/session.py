@@ -17,6 +17,9 @@ from tcverify.pytest_plugin.cases import PytestCase
 #: Passes whose processes are kept for the items to come; each has one or two.
 KEPT_PASSES = 8
 
+#: The smallest number of ranks that strategies draw, and so one that is needed where they choose.
+SMALLEST = 2
+
 
 class Session:
     """Holds what the items of one process share. Nothing starts before it is needed."""
@@ -35,16 +38,21 @@ class Session:
         if case.confirm == "none":
             return None
         if case.world.size is None:
-            device = device_of(make_executor(case.confirm, 1))
+            device = device_of(self._pool(case.confirm, SMALLEST))
             return AnySize(case.confirm, partial(self.pool, case.confirm), device=device)
         return self.pool(case.confirm, case.world.size)
 
     def pool(self, confirm: str, world_size: int) -> Executor:
         """Return the executor for a world size, started. Raises as `executor` does."""
+        executor = self._pool(confirm, world_size)
+        start_executor(executor)
+        return executor
+
+    def _pool(self, confirm: str, world_size: int) -> Executor:
+        """Return the executor for a world size, which may not be started yet."""
         key = confirm, world_size
         if key not in self._pools:
             self._pools[key] = make_executor(confirm, world_size)
-        start_executor(self._pools[key])
         return self._pools[key]
 
     def subject(self, case: PytestCase) -> Subject:

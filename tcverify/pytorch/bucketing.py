@@ -20,6 +20,7 @@ from tcverify.errors import Unsupported
 from tcverify.ops import schema_of
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.end_to_end.pipeline import DEVICE_KNOWN, EAGER_KERNELS, SORT, Pipeline, constant, imported
+from tcverify.pytorch.functional_graphs import require_functional
 
 #: The default of `bucket_mode`.
 UNSET = "unset"
@@ -217,21 +218,6 @@ def overlap_settings(told: Mapping[str, Any]) -> dict[str, Any]:
     return {f"aten_distributed_optimizations.{name}": value for name, value in settings.items() if value is not None}
 
 
-def require_functional(graph: fx.Graph) -> None:
-    """Raise `Unsupported` if a graph writes into its own values: PyTorch gives these passes functional graphs.
-
-    A write into an input is left to the end by functionalisation, and means nothing else there.
-    """
-    for node in graph.nodes:
-        schema = schema_of(node.target)
-        if schema is None or not schema.is_mutable or node.target == torch.ops._c10d_functional.wait_tensor.default:
-            continue
-        into = node.args[0] if node.args else None
-        to_input = isinstance(into, fx.Node) and into.op == "placeholder" and not node.users
-        if not (node.target == torch.ops.aten.copy_.default and to_input and _last(node)):
-            raise Unsupported(f"node '{node.name}' writes into its operands; the pass is for functional graphs")
-
-
 def without_views_of_own_dtype(graph: fx.Graph) -> None:
     """Replace a view of a value in the dtype that it has by the value: number domains carry no bits to view."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.dtype):
@@ -269,15 +255,6 @@ def _viewed(node: fx.Node, until: Callable[[fx.Node], bool]) -> fx.Node:
         out = node.kwargs.get("out")
         node = out if isinstance(out, fx.Node) else node.all_input_nodes[0]
     return node
-
-
-def _last(node: fx.Node) -> bool:
-    """Whether only writes follow."""
-    while node.op != "output":
-        if node.target != torch.ops.aten.copy_.default:
-            return False
-        node = node.next
-    return True
 
 
 def without_second_waits(graph: fx.Graph) -> None:
@@ -319,6 +296,5 @@ def _cap(options: Mapping[str, Any]) -> Callable[[int], float]:
 __all__ = [
     "BucketAllGather", "BucketAllReduce", "BucketCollectives", "BucketFsdpAllGather", "BucketFsdpReduceScatter",
     "BucketReduceScatter", "Bucketing", "DedupReduceScatter", "PreBucketFsdp", "bucket_settings", "overlap_settings",
-    "require_functional", "separate_outputs",
-    "without_second_waits", "without_views_of_own_dtype",
+    "separate_outputs", "without_second_waits", "without_views_of_own_dtype",
 ]  # fmt: skip

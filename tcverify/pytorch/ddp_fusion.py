@@ -26,7 +26,7 @@ class FuseDdp(TorchPass):
         from torch._inductor.fx_passes import ddp_fusion
         from torch._inductor.pattern_matcher import stable_topological_sort
 
-        require_functional(gm)
+        require_functional(gm.graph)
         with torch_metadata(gm):
             passes = [*options["passes"].split("+")]
             ddp_fusion.fuse_ddp_communication(gm.graph, passes, options["bucket_size_mb"])

@@ -46,7 +46,7 @@ class RemoveUnsharded(TorchPass):
         from torch._inductor import comms
 
         without_out(gm.graph)
-        require_functional(gm, allowed=_of_parameters)
+        require_functional(gm.graph, allowed=_of_parameters)
         with torch_metadata(gm):
             freed = _without_prologue(gm.graph)
             comms.remove_fsdp2_unsharded_param_graph_input_usage(gm.graph)  # type: ignore[attr-defined, unused-ignore]

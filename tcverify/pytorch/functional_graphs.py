@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from tcverify.errors import Unsupported
 
 
-def require_functional(gm: fx.GraphModule, *, allowed: Callable[[fx.Node], bool] = lambda _: False) -> None:
+def require_functional(graph: fx.Graph, *, allowed: Callable[[fx.Node], bool] = lambda _: False) -> None:
     """Decline graphs that write into anything but their inputs, once into each, by `aten::copy_` of another value at their end.
 
     Args:
@@ -27,16 +27,18 @@ def require_functional(gm: fx.GraphModule, *, allowed: Callable[[fx.Node], bool]
     """
     ended = False
     kept: set[Any] = set()
-    for node in gm.graph.nodes:
+    for node in graph.nodes:
         if node.op != "call_function":
             continue
         schema = getattr(node.target, "_schema", None)
-        if schema is None or not schema.is_mutable or allowed(node):
+        waits = node.target is torch.ops._c10d_functional.wait_tensor.default
+        if schema is None or not schema.is_mutable or waits or allowed(node):
             if ended and _reads(node):
                 raise Unsupported(f"node '{node.name}' reads behind the copies into inputs")
             continue
         written = node.args[0] if node.args else None
-        if node.target is not torch.ops.aten.copy_.default or getattr(written, "op", "") != "placeholder":
+        into_input = getattr(written, "op", "") == "placeholder" and not node.users
+        if node.target is not torch.ops.aten.copy_.default or not into_input:
             raise Unsupported(f"node '{node.name}' writes in place: the pass is for functional graphs")
         if written in kept or written is node.args[1]:
             raise Unsupported(

@@ -51,7 +51,7 @@ class _Reordered(TorchPass):
         self.defects: list[Defect] = []
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
-        require_functional(gm)
+        require_functional(gm.graph)
         given = fx.GraphModule(gm, _copied(gm.graph, gm.graph.nodes, {}))
         given.graph.eliminate_dead_code(_must_run)
         places = {node: place for place, node in enumerate(given.graph.nodes)}

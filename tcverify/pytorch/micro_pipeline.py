@@ -41,7 +41,7 @@ class MicroPipelineTp(TorchPass):
         from torch._inductor.fx_passes import micro_pipeline_tp
         from torch._inductor.pattern_matcher import stable_topological_sort
 
-        require_functional(gm)
+        require_functional(gm.graph)
         with torch_metadata(gm), inductor_config(options), symmetric_memory():
             micro_pipeline_tp.micro_pipeline_tp_pass(gm.graph)
             stable_topological_sort(gm.graph)

@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch import fx
 
 from tcverify.pytorch.base import TorchPass
-from tcverify.pytorch.bucketing import overlap_settings, require_functional, separate_outputs, without_second_waits
+from tcverify.pytorch.bucketing import overlap_settings, separate_outputs, without_second_waits
 from tcverify.pytorch.compat import device_known, filter_known_options, patch_attributes
 from tcverify.pytorch.control_deps import plain_order
 from tcverify.pytorch.end_to_end.pipeline import DEVICE_KNOWN, EAGER_KERNELS, Code, Pipeline, imported
+from tcverify.pytorch.functional_graphs import require_functional
 
 #: Estimates the time of a call, in milliseconds; the second argument is a size in bytes that counts instead of its own.
 Estimate = Callable[[fx.Node, "int | None"], "float | None"]

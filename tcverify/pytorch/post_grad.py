@@ -35,7 +35,7 @@ class PostGradPasses(TorchPass):
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
         from torch._inductor.fx_passes import post_grad
 
-        require_functional(gm)
+        require_functional(gm.graph)
         kinds = options["bucket"].split("+") if options["bucket"] != "none" else ()
         told = {
             "reorder_for_locality": options["reorder_for_locality"],
@@ -85,7 +85,7 @@ class JointGraphPasses(TorchPass):
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
         from torch._inductor.fx_passes import joint_graph
 
-        require_functional(gm)
+        require_functional(gm.graph)
         with torch_metadata(gm), inductor_config(options):
             made: fx.GraphModule = joint_graph.joint_graph_passes(gm)
             return made
@@ -111,7 +111,7 @@ class Reinplace(TorchPass):
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
         from torch._inductor.fx_passes import post_grad, reinplace
 
-        require_functional(gm)
+        require_functional(gm.graph)
         with torch_metadata(gm):
             reinplace.reinplace_inplaceable_ops(_updater(gm), gm.graph)
             post_grad.decompose_auto_functionalized(gm.graph)
