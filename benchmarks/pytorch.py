@@ -8,11 +8,11 @@
 `run` gives every subject that this torch has (default: all) its turn: a campaign of --slice seconds on one of the numbers of
 ranks that its strategy draws, with another seed each time, until the minutes are over. Half of the campaigns search, the others
 only draw. The next subject is the one with the fewest campaigns in the log, so that runs with the same log reach all of them.
-Findings are kept once per fingerprint in --cases, and known from then on. A line of JSON per campaign says what was drawn,
-changed, reached and found,
-which defects in reports/pytorch it met (recognised as in benchmarks/recall.py), and what CPU time it took. The branches come
-from coverage.py: after a campaign, some of its programs go through the pass again, in this process. `summary` adds up such
-lines per version and subject (reports/pytorch/campaigns.ndjson is made so), `table` prints what they come to.
+Findings are kept once per fingerprint in --cases, and known from then on; so are the kernels that a search has learnt, from which
+the next one goes on. A line of JSON per campaign says what was drawn, changed, reached and found, which defects in reports/pytorch
+it met (recognised as in benchmarks/recall.py), and what CPU time it took. The branches come from coverage.py: after a campaign,
+some of its programs go through the pass again, in this process. `summary` adds up such lines per version and subject
+(reports/pytorch/campaigns.ndjson is made so), `table` prints what they come to.
 `confirm` tries the counterexamples of reports/pytorch (default: all) in PyTorch's public API, and prints the outcome of each.
 """
 
@@ -38,6 +38,7 @@ from recall import Known, defects_of, raising_statement
 from tcverify.application import Guarded, load_pass
 from tcverify.application.apply import apply_pass
 from tcverify.campaign import Campaign, CampaignPlan
+from tcverify.campaign.corpus import Corpus
 from tcverify.campaign.events import CampaignFinished
 from tcverify.campaign.search import search_of
 from tcverify.cases.baseline import Baseline, read_baseline, write_baseline
@@ -61,6 +62,9 @@ REPORTS = Path(__file__).parents[1] / "reports" / "pytorch"
 #: What an application may take. Campaigns share a machine with others, and a pass that is slow there hangs nowhere.
 SECONDS = 60.0
 
+#: Seconds to shrink a finding. A small counterexample tells the next programs that show the same, which a large one does not.
+SHRINKING = 40.0
+
 #: Programs of a campaign that are applied again to see what they reach.
 WATCHED = 25
 
@@ -79,7 +83,7 @@ def main() -> None:
 @main.command()
 @click.argument("names", nargs=-1, metavar="[SUBJECT]...")
 @click.option("--minutes", type=float, default=10.0, show_default=True)
-@click.option("--slice", "seconds", type=float, default=60.0, show_default=True, help="Seconds per campaign.")
+@click.option("--slice", "seconds", type=float, default=300.0, show_default=True, help="Seconds per campaign.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the first campaign.")
 @click.option("--log", type=click.Path(path_type=Path), default=Path("campaigns.ndjson"), show_default=True)
 @click.option("--cases", type=click.Path(path_type=Path), default=Path("campaigns"), show_default=True)
@@ -178,7 +182,8 @@ def verified(
     with Guarded(one.target, timeout=SECONDS, covered=covered) as guarded, tempfile.TemporaryDirectory() as state:
         plan = CampaignPlan(
             programs, f"{size} ranks", cases, Path(state), max_examples=None, max_time=seconds, seed=seed,
-            shrink_time=15.0, baseline=known, collect=True, earlier=False,
+            shrink_time=SHRINKING, baseline=known, collect=True, earlier=False,
+            corpus=Corpus(cases / "kernels", print) if searched else None,
             search=search_of(guarded, seed, None) if searched else None,
         )  # fmt: skip
         finished = Campaign(guarded, plan, None).run()

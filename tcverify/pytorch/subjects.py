@@ -118,7 +118,7 @@ _BUCKETS = "tcverify.pytorch.bucketing"
 _PASSES = "torch._inductor.fx_passes"
 _BOTH = (True, False)
 _MODES = ("default", "custom_ops", "custom_ops_multidtype", "coalesced")
-_CAPS = (2000.0, 0.0, 0.0001, 0.001)
+_CAPS = (2000.0, 0.0001, 0.001)
 _FLAG = (False, True)
 _OVERLAP_LISTS = (
     ("reorder_compute_for_overlap", "sink_waits", "raise_comms"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -18,6 +18,7 @@ from tcverify.program import VARYING, Mesh, Program, Recipe
 from tcverify.strategies.choices import weighted_table
 from tcverify.strategies.draft import DraftValue, NoSite, PerRank, attempt
 from tcverify.strategies.functional.draft import AsyncDraft
+from tcverify.strategies.functional.writing import COMBINATIONS
 from tcverify.strategies.transformer.roles import Roles, roles_of
 
 _BYTE = tuple(range(256))
@@ -81,10 +82,18 @@ RECORD: dict[str, tuple[Any, ...]] = {
     ),
 }  # fmt: skip
 
+#: Kind and reduction of most collectives of a program, so that a bucket has several of them; "": as they come.
+_FOCUS = weighted_table(
+    (("", ""), 3), (("all_gather", "sum"), 4), (("reduce_scatter", "sum"), 3), (("reduce_scatter", "avg"), 1),
+    (("all_reduce", "sum"), 3), (("all_reduce", "max"), 1),
+)  # fmt: skip
+_BUCKETED = frozenset(kind for kind, _ in _FOCUS if kind)
+_SUMS = weighted_table(("add", 5), ("alpha", 1), ("sub", 1), ("sub alpha", 1))
+
 RECORDS = 10
 RECORD_WIDTH = len(RECORD)
-#: Bytes of a whole program: the seed of its values, how similar its collectives are, and records.
-WIDTH = 2 + RECORDS * RECORD_WIDTH
+#: Bytes of a whole program: the seed of its values, how similar its collectives are, which kind prevails, and records.
+WIDTH = 3 + RECORDS * RECORD_WIDTH
 
 
 @dataclass(slots=True)
@@ -116,21 +125,30 @@ def decode_bucketing(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into a program of functional collectives. Parts that do not fit are left out."""
     choices = choices.ljust(WIDTH, b"\0")
     w = BucketingWriter(
-        AsyncDraft(mesh), roles_of(mesh), None if choices[1] % 2 else _DTYPES[choices[1] // 2 % len(_DTYPES)]
+        AsyncDraft(mesh), roles_of(mesh), None if choices[1] % 4 == 3 else _DTYPES[choices[1] // 4 % len(_DTYPES)]
     )
     x = _input(w, "x", (2,), torch.float32)
     w.pool.append(x)
+    focus = _FOCUS[choices[2] % len(_FOCUS)]
     for number in range(RECORDS):
         _land(w, number)
-        row = choices[2 + number * RECORD_WIDTH :][:RECORD_WIDTH]
+        row = choices[3 + number * RECORD_WIDTH :][:RECORD_WIDTH]
         record = BucketingRecord(*(table[byte % len(table)] for table, byte in zip(RECORD.values(), row, strict=True)))
-        attempt(w, _write, record, number)
+        attempt(w, _write, _focused(record, focus), number)
     _land(w, None)
     found = dict.fromkeys([*w.outputs, *w.draft.unread()])
     kept = {value.number: value for value in list(found)[:10]} or {x.number: x}
     for target, source in w.late:
         w.draft.call("aten::copy_", target, source)
     return w.draft.program(tuple(kept.values()), choices[0], ["bucketing"])
+
+
+def _focused(r: BucketingRecord, focus: tuple[str, str]) -> BucketingRecord:
+    """A record whose collective is of the kind that prevails; every eighth stays as it is."""
+    kind, reduce_op = focus
+    if not kind or r.kind not in _BUCKETED or r.group // 8 % 8 == 0:
+        return r
+    return replace(r, kind=kind, reduce_op=reduce_op)
 
 
 def _write(w: BucketingWriter, r: BucketingRecord, number: int) -> None:
@@ -200,13 +218,15 @@ def _land(w: BucketingWriter, number: int | None) -> None:
 
 
 def _summed(w: BucketingWriter, value: DraftValue, r: BucketingRecord) -> DraftValue:
-    """Gradients that add up: the value plus that of an earlier collective of the same kind; or the value, if there is none."""
+    """Gradients that add up: that of an earlier collective of the same kind and the value; or the value, if there is none."""
     found = [one for kind, one in w.arrived if kind == r.kind and w.draft.readable(one) and _adds_to(w, value, one)]
     if not found:
         return value
     other = found[-1 - r.b % min(2, len(found))]
+    op, more = COMBINATIONS[_SUMS[r.a % len(_SUMS)]]
     try:
-        return _bounded(w, w.draft.call("aten::add.Tensor", other, value, rms=value.rms + other.rms))
+        rms = other.rms + more.get("alpha", 1) * value.rms
+        return _bounded(w, w.draft.call(op, other, value, **more, rms=rms))
     except NoSite:  # on another rank their shapes do not fit
         return value
 
