@@ -228,11 +228,34 @@ class Guarded:
         def both() -> Pair:
             pair = worker.answer(program, 4 * self.timeout)
             again = other.answer(program, self.timeout)
-            if pair.rewritten is not None and not pair.defects and pair.foreign is None:
-                _compare_hash_order(pair, again)
+            judged = pair.rewritten is not None and not pair.defects and pair.foreign is None
+            if judged and not _agree(pair, again):
+                pair.defects += self._why_they_disagree(text, program)
             return pair
 
         return both
+
+    def _why_they_disagree(self, text: str, program: Program) -> list[Defect]:
+        """What makes the workers disagree about a program: the order of hashes, or what each was applied to before, which new
+        processes know nothing of."""
+        pairs = []
+        for hash_seed in (None, _OTHER_HASH_SEED):
+            worker = _Worker(self.target, self.options, self.timeout, hash_seed=hash_seed)
+            try:
+                worker.ask(text, hash_seed is None)
+                pairs.append(worker.answer(program, 4 * self.timeout))
+            finally:
+                worker.close()
+        new, other = pairs
+        repeated = [defect for defect in new.defects if defect.aspect == "unrepeatable"]
+        if repeated:
+            return repeated
+        if _agree(new, other):
+            return [Defect("unrepeatable", 0, "its result depends on the programs that it was applied to before")]
+        if other.failure is not None:
+            return [Defect("hash-order", 0, f"with another PYTHONHASHSEED it {other.failure.message}")]
+        message = "its result depends on the order in which Python hashes strings (PYTHONHASHSEED)"
+        return [Defect("hash-order", 0, message)]
 
     def vocabulary(self) -> Vocabulary:
         """See `Subject.vocabulary`."""
@@ -313,13 +336,11 @@ def subject_of(pass_: Any) -> Subject:
     return InProcess(prepare_pass(stages[0], "", {}))
 
 
-def _compare_hash_order(pair: Pair, other: Pair) -> None:
-    if other.failure is not None:
-        message = f"with another PYTHONHASHSEED it {other.failure.message}"
-        pair.defects.append(Defect("hash-order", 0, message))
-    elif other.rewritten is None or pair.rewritten is None or dumps(other.rewritten) != dumps(pair.rewritten):
-        message = "its result depends on the order in which Python hashes strings (PYTHONHASHSEED)"
-        pair.defects.append(Defect("hash-order", 0, message))
+def _agree(pair: Pair, other: Pair) -> bool:
+    """Whether two workers have made the same of a program."""
+    if pair.rewritten is None or other.rewritten is None:
+        return pair.rewritten is other.rewritten
+    return dumps(other.rewritten) == dumps(pair.rewritten)
 
 
 # -------------------------------------------------------------------------------------------------- the parent's side

@@ -81,6 +81,16 @@ def hash_order(gm):
             same.args = (node, -100.0 * factor)
     return gm
 
+ONCE = []
+def only_once(gm):
+    ONCE.append(1)
+    return double(gm) if len(ONCE) == 1 else gm
+
+DTYPES = set()
+def knows_dtypes(gm):
+    DTYPES.add(next(iter(gm.graph.nodes)).meta["val"].dtype)
+    return double(gm) if len(DTYPES) > 1 else gm
+
 calls = []
 def remembers(gm):
     calls.append(1)
@@ -221,6 +231,22 @@ def test_dependence_on_hash_order_is_seen(guarded: Callable[..., Pair]) -> None:
 
 def test_dependence_on_earlier_calls_is_seen(guarded: Callable[..., Pair]) -> None:
     assert [d.aspect for d in guarded("remembers", deep=True).defects] == ["unrepeatable"]
+
+
+@pytest.mark.parametrize("deep_before", [False, True])
+def test_dependence_on_earlier_programs_is_not_taken_for_one_on_hash_order(passes: Path, deep_before: bool) -> None:
+    with Guarded(f"{passes}:knows_dtypes") as subject:
+        assert subject.apply(reduce_then_norm(), deep=deep_before).defects == []
+        subject.apply(reduce_then_norm(dtype=torch.bfloat16))
+        (defect,) = subject.apply(reduce_then_norm(), deep=True).defects
+    assert (defect.aspect, "applied to before" in defect.message) == ("unrepeatable", True)
+
+
+def test_what_only_the_first_application_does_is_found_in_a_new_process(passes: Path) -> None:
+    with Guarded(f"{passes}:only_once") as subject:
+        subject.apply(reduce_then_norm())
+        (defect,) = subject.apply(reduce_then_norm(), deep=True).defects
+    assert (defect.aspect, "two applications" in defect.message) == ("unrepeatable", True)
 
 
 def test_a_pass_that_doubles_again_has_a_second_application(guarded: Callable[..., Pair]) -> None:

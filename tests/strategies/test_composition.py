@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from functools import cache
 
 from torch import fx
 
-from tcverify.ops import qualified_name
+from tcverify.ops import lookup, qualified_name
 from tcverify.program import Program
 from tcverify.strategies import DECODERS, all_meshes
 
@@ -67,6 +68,19 @@ def test_results_of_two_collectives_are_summed_and_may_broadcast() -> None:
                 summed.append((started(one), one.meta["val"].shape == other.meta["val"].shape))
     for kind in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"):
         assert {alike for name, alike in summed if name == kind} == {True, False}
+
+
+def test_programs_for_bucketing_have_several_collectives_that_fit_one_bucket() -> None:
+    alike: Counter[str] = Counter()
+    programs = sample("bucketing", 400)
+    for program in programs:
+        keys = Counter(
+            (qualified_name(node.target).split("::")[1].split(".")[0], str(node.args[1:]), node.meta["val"].dtype)
+            for node in program.graphs[0].nodes
+            if node.op == "call_function" and lookup(node.target).phase == "start"
+        )
+        alike.update({name for (name, *_), count in keys.items() if count > 2})
+    assert min(alike[name] for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")) > 60
 
 
 def test_multiples_of_one_value_are_added_to_another_either_way() -> None:
