@@ -47,10 +47,10 @@ class _Cause:
 class Ledger:
     """The findings of one pass on one mesh.
 
-    Where all are to be collected, a program shows a known cause if it contains the program of a counterexample of that kind, or one
-    that was shrunk to a known finding, unless programs that pass contain that, too; or if its finding has a fingerprint that
-    shrinks to known ones. Where not, one counterexample closes the kind, unless findings of the kind stand in the baseline: then
-    they are told apart in the same way.
+    Where all are to be collected, a program shows a known cause if it contains the program of a counterexample of that kind, or
+    what another one was shrunk to when it turned out to be known, unless programs that pass contain that, too; or if its finding
+    has a fingerprint that shrinks to known ones. Where not, one counterexample closes the kind, unless findings of the kind stand
+    in the baseline: then they are told apart in the same way.
 
     Args:
         accepted: the baseline's entries for the pass.

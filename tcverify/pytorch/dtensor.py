@@ -11,6 +11,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from tcverify.errors import Unsupported
 from tcverify.ops import lookup, mutated_operands, new_fake_mode, qualified_name
+from tcverify.program import REPLICATED
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compat import forget_shardings, shardings_untraced
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
@@ -73,7 +75,7 @@ class DTensorProgram(TorchPass):
         placements = {name: str(value) for name, value in options.items()}
 
         def run(*given: torch.Tensor) -> Any:
-            return _Run(mesh, placements).run(gm.graph, given)
+            return _Run(mesh, gm.meta["groups"], placements).run(gm.graph, given)
 
         traced = trace_ops(run, [node for node in gm.graph.nodes if node.op == "placeholder"])
         return fx.GraphModule(gm, _written(gm.graph, traced))
@@ -218,11 +220,26 @@ def trace_ops(run: Callable[..., Any], placeholders: Sequence[fx.Node], by: str 
     return traced
 
 
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """An input that is not distributed yet.
+
+    Attributes:
+        local: what this rank has of it.
+        over: how it is reduced, by the mesh dims over which it is.
+    """
+
+    node: fx.Node
+    local: torch.Tensor
+    over: Mapping[str, str] = field(default_factory=dict)
+
+
 class _Run:
     """Runs the nodes of a graph on DTensors."""
 
-    def __init__(self, mesh: DeviceMesh, options: Mapping[str, str]) -> None:
+    def __init__(self, mesh: DeviceMesh, groups: Mapping[str, tuple[int, ...]], options: Mapping[str, str]) -> None:
         self._mesh = mesh
+        self._groups = groups
         self._options = options
 
     def run(self, graph: fx.Graph, given: Sequence[torch.Tensor]) -> Any:
@@ -233,21 +250,21 @@ class _Run:
         """
         rest = iter(given)
         values: dict[fx.Node, Any] = {}
-        pending: dict[fx.Node, tuple[torch.Tensor, dict[str, str], str]] = {}
+        pending: dict[fx.Node, _Input] = {}
 
         def known(node: fx.Node) -> Any:
-            return values[node] if node in values else values.setdefault(node, self._partial(*pending[node]))
+            return values[node] if node in values else values.setdefault(node, self._given(pending[node]))
 
         for node in graph.nodes:
             if node.op == "placeholder":
-                pending[node] = next(rest), {}, self._options.get(node.name, "")
+                pending[node] = _Input(node, next(rest))
             elif node.op == "output":
                 return map_aggregate(
                     node.args[0], lambda one: self._whole(known(one)) if isinstance(one, fx.Node) else one
                 )
             elif (reduced := _reduces(node, pending)) is not None:
-                local, over, placed = pending[node.args[0]]
-                pending[node] = local, {**over, **reduced}, placed
+                source = pending[node.args[0]]
+                pending[node] = replace(source, over={**source.over, **reduced})
             elif communicates(node):
                 raise Unsupported(f"node '{node.name}' communicates, which programs of whole tensors leave to DTensor")
             else:
@@ -257,13 +274,17 @@ class _Run:
                 values[node] = self._placed(pytree.tree_map(self._distributed, node.target(*args, **kwargs)), node.name)
         raise Unsupported("the graph has no output")
 
-    def _partial(self, local: torch.Tensor, over: Mapping[str, str], placed: str) -> DTensor:
+    def _given(self, one: _Input) -> DTensor:
         """Distribute an input.
 
-        Args:
-            over: of partial ones, how the addends are reduced, by mesh dim.
-            placed: over the other dims.
+        Raises:
+            Unsupported: ranks have different values of it that are not reduced, or it cannot be placed as its option says.
         """
+        local, over, placed = one.local, one.over, self._options.get(one.node.name, "")
+        reduced = {self._groups[name] for name in over}
+        for group, placement in one.node.meta.get("placement", {}).items():
+            if placement != REPLICATED and group not in reduced:
+                raise Unsupported(f"input '{one.node.name}' differs between ranks {list(group)}: it is no tensor of all ranks")
         names = self._mesh.mesh_dim_names or ()
         letters = placed.split(",") if placed else ["R"] * len(names)
         if len(letters) == len(names):

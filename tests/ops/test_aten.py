@@ -123,6 +123,25 @@ def test_names_that_are_no_ops_are_refused(name: str) -> None:
         resolve(name)
 
 
+@pytest.mark.parametrize("op", ["bucketize", "searchsorted"])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_what_lies_between_boundaries_that_are_not_sorted_is_undefined(op: str, ordered: bool) -> None:
+    def build(b: GraphBuilder, x: Any, edges: Any) -> Any:
+        edges = b.getitem(b.call("aten::sort", edges, 0), 0) if ordered else edges
+        return b.call(f"aten::{op}.Tensor", *((x, edges) if op == "bucketize" else (edges, x)))
+
+    made = program(build, (4,), (6,))
+    run = Lockstep().run(made)
+    assert run.finished == ordered
+    if ordered:
+        edges = x_of(made, 1).sort().values
+        assert torch.equal(run.ranks[0].outputs[0], torch.bucketize(x_of(made), edges))
+        outputs(made, domain=NATIVE)
+    else:
+        assert "not sorted" in str(run.why)
+        assert verify(lambda module: module, made).status == "inconclusive"
+
+
 # ------------------------------------------------------------------------------------------------------------- devices
 
 

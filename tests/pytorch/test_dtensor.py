@@ -137,6 +137,24 @@ def test_programs_that_communicate_themselves_are_declined() -> None:
     assert "communicates" in str(verdict.doubts[0])
 
 
+@pytest.mark.parametrize(("over", "read_twice"), [(("dp", "tp"), False), (("tp",), False), (("dp", "tp"), True)])
+def test_inputs_that_differ_between_ranks_are_tensors_only_once_they_are_reduced(
+    over: tuple[str, ...], read_twice: bool
+) -> None:
+    def build(b: GraphBuilder) -> Any:
+        x = whole = b.input("x")
+        for dim in over:
+            whole = b.call("_c10d_functional::wait_tensor", b.call("_c10d_functional::all_reduce", whole, "max", dim))
+        return b.call("aten::add.Tensor", whole, x if read_twice else whole)
+
+    verdict = judged(spmd_program(GRID, [InputSpec("x", (4, 4), placements=(("dp", VARYING), ("tp", VARYING)))], build))
+    if over == ("dp", "tp") and not read_twice:
+        assert verdict.status == "passed"
+    else:
+        assert verdict.doubts[0].reason == "declined"
+        assert "input 'x' differs between ranks" in verdict.doubts[0].detail
+
+
 def writing_into_an_input(b: GraphBuilder) -> Any:
     return b.call("aten::add_.Tensor", b.input("x"), 1)
 

@@ -73,6 +73,8 @@ def torch_op(name: str, target: Any) -> Op:
     if name == "aten::index.Tensor":
         run = partial(_indexed, name, target)
         return Op(name, run, fake=run)
+    if namespace == "aten" and base in _BOUNDARIES:
+        return Op(name, partial(_between_boundaries, target, _BOUNDARIES[base]), fake=target)
     if name == "prims::device_put":
         return Op(name, _moved, fake=_moved)
     if name == "prims::convert_element_type":
@@ -122,6 +124,19 @@ def _indexed(name: str, target: Any, x: Tensor, indices: Sequence[Tensor | None]
     if any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices):
         raise UnsupportedOp(name, "its shape depends on data: an index is a mask")
     return target(x, indices)  # type: ignore[no-any-return]
+
+
+#: Ops that search in sorted boundaries, and where among the arguments these are.
+_BOUNDARIES = {"bucketize": 1, "searchsorted": 0}
+
+
+def _between_boundaries(target: Any, place: int, *args: Any, **kwargs: Any) -> Tensor:
+    """Where values lie among boundaries. Raises RuntimeError where these are not sorted, of which any result is right."""
+    boundaries = args[place]
+    unsorted = boundaries[..., 1:] < boundaries[..., :-1]
+    if kwargs.get("sorter") is None and unsorted.any():
+        raise RuntimeError(f"{target}: its boundaries are not sorted, so its result is undefined")
+    return target(*args, **kwargs)  # type: ignore[no-any-return]
 
 
 def _native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
