@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -393,13 +393,20 @@ class ProgramDraft:
 
         return spmd_program(self.mesh, inputs, build, seed=seed, labels=list(dict.fromkeys(shown)))
 
-    def _write(self, builder: GraphBuilder, numbers: Iterable[int]) -> dict[int, fx.Node]:
-        """Add inputs and steps to a graph; return their nodes."""
+    def _write(
+        self, builder: GraphBuilder, numbers: Iterable[int], instead: Mapping[tuple[int, int], int] | None = None
+    ) -> dict[int, fx.Node]:
+        """Add inputs and steps to a graph; return their nodes.
+
+        Args:
+            instead: by step and operand, what the step reads in its place.
+        """
         nodes: dict[int, fx.Node] = {}
+        number = -1
 
         def fill(arg: Any) -> Any:
             if isinstance(arg, DraftValue):
-                return nodes[arg.number]
+                return nodes[(instead or {}).get((number, arg.number), arg.number)]
             if isinstance(arg, DraftGroup):
                 return builder.group(arg.dim)
             return builder.constant(arg.name, arg.of) if isinstance(arg, PerRank) else arg

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
 
 from tcverify.execution import Lockstep
 from tcverify.ops import qualified_name
@@ -177,6 +178,21 @@ def test_what_did_not_fit_leaves_nothing_behind() -> None:
     assert draft.writable(x)
     program = draft.program((x, draft.input("x", (4, 2))), 0, [])
     assert [spec.name for spec in program.inputs] == ["x", "x2"]
+
+
+def test_some_ranks_do_not_read_a_result_that_they_wait_for() -> None:
+    program = drawn({"kind": "partly-read", "how": 8})
+    assert {"partly-read", "rank-dependent"} <= set(program.labels)
+    read = []
+    for binding in program.ranks:
+        nodes = program.graphs[binding.graph].nodes
+        (wait,) = (node for node in nodes if node.op == "call_function" and qualified_name(node.target) == WAIT)
+        read.append(bool(wait.users))
+    assert read == [True, False]
+    assert calls(program, 0) == calls(program, 1)
+    run = Lockstep().run(program)
+    assert run.finished
+    assert not torch.equal(run.ranks[0].outputs[0], run.ranks[1].outputs[0])
 
 
 def test_calls_of_some_ranks_and_swapped_ones_make_graphs_of_their_own() -> None:

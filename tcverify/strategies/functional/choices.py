@@ -80,11 +80,12 @@ KINDS: dict[str, tuple[str, ...]] = {
         ("none", 2), ("collective", 12), ("compute", 9), ("matmul", 5), ("norm", 3), ("write", 3), ("view", 3),
         ("pair", 3), ("unshard", 2), ("gradient", 2), ("column-row", 1), ("pipelined", 1), ("exchange", 2),
         ("pipeline", 1), ("barrier", 1), ("swapped", 2), ("after", 2), ("ragged", 2), ("integers", 2), ("blocking", 1),
-        ("buffer", 2), ("inputs", 1),
+        ("buffer", 2), ("inputs", 1), ("partly-read", 2),
     ),
     "data-parallel": weighted_table(
         ("none", 3), ("gradient", 4), ("compute", 5), ("collective", 3), ("write", 3), ("matmul", 3), ("unshard", 2),
         ("pair", 1), ("norm", 1), ("view", 1), ("after", 1), ("ragged", 1), ("integers", 1), ("barrier", 1),
+        ("partly-read", 1),
     ),
     "tensor-parallel": weighted_table(
         ("none", 2), ("column-row", 3), ("collective", 5), ("compute", 5), ("norm", 3), ("matmul", 3), ("view", 2),
@@ -99,7 +100,8 @@ KINDS: dict[str, tuple[str, ...]] = {
         ("swapped", 3), ("write", 2), ("pair", 2), ("view", 1), ("after", 1), ("blocking", 1),
     ),
     "joint": weighted_table(
-        ("none", 2), ("exchange", 4), ("barrier", 2), ("shares", 4), ("swapped", 2), ("gradient", 3), ("collective", 4),
+        ("none", 2), ("exchange", 4), ("barrier", 2), ("shares", 4), ("partly-read", 2), ("swapped", 2), ("gradient", 3),
+        ("collective", 4),
         ("compute", 3), ("matmul", 2), ("pair", 2), ("view", 1), ("norm", 1),
     ),
 }  # fmt: skip

@@ -38,6 +38,7 @@ class AsyncDraft(ProgramDraft):
         effects: whether calls may have side effects, as sends and barriers have.
         flying: the collectives that were started and not waited for, by number.
         swaps: pairs of steps that are swapped on some ranks.
+        instead: (step, operand, other value): what a step reads in place of its operand on some ranks.
         after: (number, number): the first step names the second in `meta["after"]`.
         dead: steps that are kept although they are unused.
     """
@@ -46,6 +47,7 @@ class AsyncDraft(ProgramDraft):
     effects: bool = True
     flying: dict[int, Flight] = field(default_factory=dict)
     swaps: list[tuple[int, int, frozenset[int]]] = field(default_factory=list)
+    instead: list[tuple[int, int, int, frozenset[int]]] = field(default_factory=list)
     after: list[tuple[int, int]] = field(default_factory=list)
     dead: set[int] = field(default_factory=set)
 
@@ -125,17 +127,17 @@ class AsyncDraft(ProgramDraft):
         return found
 
     def state(self) -> Any:
-        return len(self), self.flying.copy(), len(self.swaps), len(self.after)
+        return len(self), self.flying.copy(), len(self.swaps), len(self.instead), len(self.after)
 
     def restore(self, state: Any) -> None:
         """Drop later additions: without copies of the whole state, since drafts may be large."""
-        length, self.flying, swaps, after = state
+        length, self.flying, swaps, instead, after = state
         for number in range(length, len(self)):
             del self._specs[number]
         for maker in self._makers[length:]:
             if isinstance(maker, InputSpec):
                 self._names.discard(self._inputs.pop().name)
-        del self._makers[length:], self.swaps[swaps:], self.after[after:]
+        del self._makers[length:], self.swaps[swaps:], self.instead[instead:], self.after[after:]
         self.dead = {number for number in self.dead if number < length}
 
     # ------------------------------------------------------------------------------------------------------- typing
@@ -205,10 +207,11 @@ class AsyncDraft(ProgramDraft):
         bindings = []
         for rank in range(self.mesh.world_size):
             order = self._order_on(rank)
-            key = order, layouts[rank]
+            instead = {(step, operand): other for step, operand, other, ranks in self.instead if rank in ranks}
+            key = order, layouts[rank], tuple(instead)
             if key not in classes:
                 classes[key] = len(graphs)
-                graphs.append(self._graph(rank, order, result, names))
+                graphs.append(self._graph(rank, order, instead, result, names))
             bindings.append(RankBinding(classes[key], {name: of(rank) for name, of in constants.items()}))
         inputs = tuple(self._inputs)
         return Program(self.mesh, tuple(graphs), tuple(bindings), inputs, seed, tuple(dict.fromkeys(labels)))
@@ -239,12 +242,19 @@ class AsyncDraft(ProgramDraft):
             space.placeholder(spec.name)
         return {n: space.placeholder(step.op.split("::")[-1].split(".")[0]).name for n, step in self._numbered()}
 
-    def _graph(self, rank: int, order: Sequence[int], result: Any, names: Mapping[int, str]) -> fx.Graph:
+    def _graph(
+        self,
+        rank: int,
+        order: Sequence[int],
+        instead: Mapping[tuple[int, int], int],
+        result: Any,
+        names: Mapping[int, str],
+    ) -> fx.Graph:
         builder = GraphBuilder(self.mesh, {spec.name: spec for spec in self._inputs}, rank)
-        nodes = self._write(builder, order)
+        nodes = self._write(builder, order, instead)
         returned = map_aggregate(result, lambda arg: nodes[arg.number] if isinstance(arg, DraftValue) else arg)
         graph = builder.finish(returned, {nodes[number] for number in self.dead})
-        if self.swaps or any(step.only is not None for _, step in self._numbered()):
+        if self.swaps or self.instead or any(step.only is not None for _, step in self._numbered()):
             graph, copies = _renamed(graph, {nodes[n]: names[n] for n in order if n in names})
             nodes = {n: copies[node] for n, node in nodes.items() if node in copies}
         kept = {node.name for node in graph.nodes}

@@ -1,10 +1,10 @@
-"""Opaque communication, in different orders on different ranks without cyclic waits."""
+"""Communication that differs between ranks, without cyclic waits: opaque, in other orders, with results that some do not read."""
 
 from __future__ import annotations
 
 from tcverify.strategies.draft import NoSite, PerRank
 from tcverify.strategies.functional.choices import FunctionalRecord
-from tcverify.strategies.functional.collectives import schedule_wait, start_collective
+from tcverify.strategies.functional.collectives import WAIT, schedule_wait, start_collective
 from tcverify.strategies.functional.writing import FunctionalWriter, add, pick_operand, unary
 
 
@@ -114,6 +114,24 @@ def shared_operands(w: FunctionalWriter, r: FunctionalRecord) -> None:
     w.labels += ["shares", "rank-dependent"]
 
 
+def partly_read(w: FunctionalWriter, r: FunctionalRecord) -> None:
+    """A collective whose result some ranks do not read, but another value in its place: as where one rank logs a loss."""
+    world = w.draft.mesh.world_size
+    if world < 2:
+        raise NoSite
+    value = pick_operand(w, r.a, lambda v: bool(w.draft.spec(v).shape))
+    w.draft.shape(value)
+    (started,) = start_collective(w, ("all_reduce", "broadcast")[r.how // 4 % 2], [value], w.dim(r.group), how=r.b)
+    arrived = w.draft.call(WAIT, started)
+    made = w.draft.call("aten::neg", arrived, rms=arrived.rms)
+    w.draft.instead.append((made.number, arrived.number, value.number, some_ranks(world, r.how)))
+    w.draft.dead |= {started.number, arrived.number}
+    w.labels += ["partly-read", "rank-dependent"]
+    w.pool.append(made)
+    if r.how // 8 % 2:
+        w.outputs.append(made)
+
+
 def swapped_starts(w: FunctionalWriter, r: FunctionalRecord) -> None:
     """Two collectives on different communicators, started in different orders on some ranks, and waited for after both."""
     dims = w.dims
@@ -131,4 +149,4 @@ def swapped_starts(w: FunctionalWriter, r: FunctionalRecord) -> None:
     schedule_wait(w, r, (a, b), [first, second])
 
 
-__all__ = ["barrier", "exchange", "pipeline", "shared_operands", "some_ranks", "swapped_starts"]
+__all__ = ["barrier", "exchange", "partly_read", "pipeline", "shared_operands", "some_ranks", "swapped_starts"]

@@ -54,6 +54,7 @@ MOTIFS: dict[str, Motif] = {
     "barrier": opaque.barrier,
     "swapped": opaque.swapped_starts,
     "shares": opaque.shared_operands,
+    "partly-read": opaque.partly_read,
     "after": motifs.declared_order,
     "ragged": motifs.uneven_collectives,
     "integers": motifs.integers,
@@ -105,7 +106,7 @@ def decode_traced(mesh: Mesh, choices: bytes) -> Program:
 #: Replaces records whose parts write, if nothing may be written.
 _UNWRITTEN = {
     "write": "matmul", "buffer": "collective", "blocking": "unshard", "exchange": "pair", "pipeline": "matmul",
-    "barrier": "compute", "swapped": "collective", "after": "inputs",
+    "barrier": "compute", "swapped": "collective", "after": "inputs", "partly-read": "collective",
 }  # fmt: skip
 
 
@@ -116,7 +117,7 @@ def _unwritten(record: FunctionalRecord) -> FunctionalRecord:
 
 
 #: Kinds with side effects that write into nothing.
-_OPAQUE = frozenset({"exchange", "barrier", "swapped", "shares"})
+_OPAQUE = frozenset({"exchange", "barrier", "swapped", "shares", "partly-read"})
 
 
 def _unwritten_but_opaque(record: FunctionalRecord) -> FunctionalRecord:
