@@ -194,23 +194,30 @@ def verified(
     return finished, spent
 
 
-#: Subjects that run the passes of others, one after another.
-PIPELINES = frozenset({"torch:compile", "torch:post_grad_passes"})
+_POST_GRAD = ("reinplace", "joint_graph_passes", "micro_pipeline_tp", "ddp_fusion", "bucket_collectives", "decomp_comms")
+
+#: Subjects that run the passes of others, one after another, and these others.
+PIPELINES: dict[str, tuple[str, ...]] = {
+    "compile": ("post_grad_passes", *_POST_GRAD, *(name for name in SUBJECTS if name.startswith("comms."))),
+    "post_grad_passes": _POST_GRAD,
+    "default_partition": ("fx_graph_cse",),
+    "min_cut_partition": ("fx_graph_cse",),
+}
 
 
 def names_of(case: Counterexample, one: TorchSubject) -> list[str]:
-    """The defects in reports/pytorch that a counterexample shows: those of its subject, and of others if the exception comes
-    from the same statement, or if their facts list the fingerprint and they are of the same file of torch, or the subject
-    runs the passes of others."""
-    own, statement, shown = PREFIX + one.name, raising_statement(case), f"{case.finding.kind}: {fingerprint_of(case)}"
-    file = one.source.partition(":")[0]
+    """The defects in reports/pytorch that a counterexample shows: those of its subject and of the passes that this runs, and of
+    others if the exception comes from the same statement, or if their facts list the fingerprint and they are of the same file of
+    torch."""
+    statement, shown = raising_statement(case), f"{case.finding.kind}: {fingerprint_of(case)}"
+    file, runs = one.source.partition(":")[0], (one.name, *PIPELINES.get(one.name, ()))
     return [
         known.finding.folder.name
         for name, defects in known_defects().items()
         for known in defects
-        if (name == own and known.shown_by(case))
+        if (name.removeprefix(PREFIX) in runs and known.shown_by(case))
         or (statement is not None and statement == known.raised_by)
-        or (shown in known.finding.also and (own in PIPELINES or subject(name).source.partition(":")[0] == file))
+        or (shown in known.finding.also and (one.name == "compile" or subject(name).source.partition(":")[0] == file))
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -64,3 +65,13 @@ def test_a_fingerprint_alone_recognises_no_wrong_value(recall: ModuleType) -> No
     other = replace(case, program=case_of("decomp-comms-global-values").program)
     assert known(recall, "wait-alias-unknown").shown_by(case)
     assert not known(recall, "wait-alias-unknown").shown_by(other)
+
+
+def test_a_subject_that_runs_a_pass_shows_the_defects_of_it(
+    recall: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "recall", recall)
+    campaigns = load_script(BENCHMARKS / "pytorch.py")
+    case, name = case_of("snapshot-of-input-removed"), "snapshot-of-input-removed"
+    assert name in campaigns.names_of(case, campaigns.subject("post_grad_passes"))
+    assert name not in campaigns.names_of(case, campaigns.subject("decomp_comms"))

@@ -67,6 +67,15 @@ def test_to_streams_it_matters_what_an_op_does() -> None:
     assert told("'all_reduce' is read early", **race) == "'collective' is read early"
 
 
+def test_to_memory_in_use_it_matters_what_an_op_does() -> None:
+    race: dict[str, Any] = {"kind": "async-race", "check": "order"}
+    one, other = (
+        told(f"'{name}' writes into 'x' while 'all_reduce' may still read it", **race) for name in ("neg", "abs_1")
+    )
+    assert one == other == "'op' writes into 'input' while 'collective' may still read it"
+    assert told("'neg' writes into 'x', which 'all_reduce' writes", **race) != one
+
+
 def test_the_node_to_blame_belongs_to_it() -> None:
     assert told("a graph is malformed", node="neg") == "a graph is malformed, at neg"
     assert told("a graph is malformed", node="no such node") == "a graph is malformed, at a node"
