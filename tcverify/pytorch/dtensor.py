@@ -284,7 +284,9 @@ class _Run:
         reduced = {self._groups[name] for name in over}
         for group, placement in one.node.meta.get("placement", {}).items():
             if placement != REPLICATED and group not in reduced:
-                raise Unsupported(f"input '{one.node.name}' differs between ranks {list(group)}: it is no tensor of all ranks")
+                raise Unsupported(
+                    f"input '{one.node.name}' differs between ranks {list(group)}: it is no tensor of all ranks"
+                )
         names = self._mesh.mesh_dim_names or ()
         letters = placed.split(",") if placed else ["R"] * len(names)
         if len(letters) == len(names):

@@ -138,6 +138,7 @@ class _Rank:
         outputs = [self._shared(like, last, _at(self._outputs, k)) for k, like in enumerate(returned["outputs"])]
         found = {name: self._shared(like, stages[name], grads.get(name)) for name, like in returned["grads"].items()}
         graph = self._recorder.graph
+        order_accumulations(graph)
         graph.output({"losses": losses, "outputs": tuple(outputs), "grads": found})
         graph.lint()
         return graph
@@ -152,6 +153,26 @@ class _Rank:
             given = graph.call_function(resolve("aten::zeros"), (list(val.shape),), {"dtype": val.dtype})
         started = graph.call_function(resolve("_c10d_functional::broadcast"), (given, owner, self._name))
         return graph.call_function(resolve("_c10d_functional::wait_tensor"), (started,))
+
+
+def order_accumulations(graph: fx.Graph) -> None:
+    """Put sums into gradients that follow one another into the order of what they add to.
+
+    torch keeps the parameters of a stage in sets of objects, whose order changes from run to run and means nothing.
+    """
+    place: dict[fx.Node, int] = {}
+    together: list[fx.Node] = []
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.add_.Tensor and not {*node.all_input_nodes} & {*together}:
+            together.append(node)
+            continue
+        names, before = [one.name for one in together], node
+        for one, name in zip(sorted(together, key=lambda one: place[one.args[0]]), names, strict=True):
+            before.prepend(one)
+            one.name = name
+            place[one] = len(place)
+        together = [node] if node.target is torch.ops.aten.add_.Tensor else []
+        place[node] = len(place)
 
 
 def _made(step: TrainingStep, stages: list[Any], told: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
@@ -287,4 +308,4 @@ class _Work(dist.Work):
         return True
 
 
-__all__ = ["PipelineSchedule"]
+__all__ = ["PipelineSchedule", "order_accumulations"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch import fx
 
 pytest.importorskip("torch.distributed.pipelining.schedules", reason="this torch was built without torch.distributed")
 
@@ -17,7 +19,7 @@ from tcverify.errors import Unsupported
 from tcverify.execution import ProcessGroupPool
 from tcverify.ops import qualified_name
 from tcverify.program import Mesh, MeshDim, Program
-from tcverify.pytorch.pipelining import PipelineSchedule
+from tcverify.pytorch.pipelining import PipelineSchedule, order_accumulations
 from tcverify.strategies.pipelining.model import SCHEDULES, TrainingStep, training_program
 from tcverify.strategies.pipelining.programs import line
 from tcverify.verification.verifier import Verdict, verify
@@ -250,3 +252,19 @@ def test_zero_bubble_loses_gradients_behind_frozen_stages() -> None:
     verdict = judged(program(**frozen))
     said = verdict.status, [finding.kind for finding in verdict.findings]
     assert said == ("refuted", ["wrong-value"])
+
+
+def test_gradients_add_up_in_one_order_whatever_order_torch_has_them_in() -> None:
+    def summed(order: Sequence[int]) -> str:
+        graph = fx.Graph()
+        given = [graph.placeholder(f"g{number}") for number in range(4)]
+        sums = {number: given[number] for number in range(2)}
+        for number in order:
+            sums[number] = graph.call_function(torch.ops.aten.add_.Tensor, (sums[number], given[2 + number]))
+        graph.output(tuple(sums.values()))
+        order_accumulations(graph)
+        graph.lint()
+        return str(graph)
+
+    assert summed([0, 1, 0, 1]) == summed([1, 0, 1, 0]) == summed([1, 0, 0, 1])
+    assert summed([0, 0]) != summed([0, 1])
