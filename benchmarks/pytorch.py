@@ -8,10 +8,10 @@
 `run` gives every subject that this torch has (default: all) its turn: a campaign of --slice seconds on one of the numbers of
 ranks that its strategy draws, with another seed each time, until the minutes are over. Half of the campaigns search, the others
 only draw. The next subject is the one with the fewest campaigns in the log, so that runs with the same log reach all of them.
-Findings are kept once per fingerprint in --cases, and known from then on; so are the kernels that a search has learnt, from which
-the next one goes on. A line of JSON per campaign says what was drawn, changed, reached and found, which defects in reports/pytorch
-it met (recognised as in benchmarks/recall.py), and what CPU time it took. The branches come from coverage.py: after a campaign,
-some of its programs go through the pass again, in this process. `summary` adds up such lines per version and subject
+Findings are kept once per fingerprint in --cases, and known from then on; so are the kernels of a search, from which the next one
+goes on. A line of JSON per campaign says what was drawn, changed, reached and found, which defects in reports/pytorch it met
+(recognised as in benchmarks/recall.py), and what CPU time it took. The branches come from coverage.py: after a campaign, some of
+its programs go through the pass again, in this process. `summary` adds up such lines per version and subject
 (reports/pytorch/campaigns.ndjson is made so), `table` prints what they come to.
 `confirm` tries the counterexamples of reports/pytorch (default: all) in PyTorch's public API, and prints the outcome of each.
 """
@@ -194,7 +194,15 @@ def verified(
     return finished, spent
 
 
-_POST_GRAD = ("reinplace", "joint_graph_passes", "micro_pipeline_tp", "ddp_fusion", "bucket_collectives", "decomp_comms")
+#: Passes that Inductor runs on graphs behind autograd.
+_POST_GRAD = (
+    "reinplace",
+    "joint_graph_passes",
+    "micro_pipeline_tp",
+    "ddp_fusion",
+    "bucket_collectives",
+    "decomp_comms",
+)
 
 #: Subjects that run the passes of others, one after another, and these others.
 PIPELINES: dict[str, tuple[str, ...]] = {
