@@ -167,7 +167,7 @@ def order_accumulations(graph: fx.Graph) -> None:
             together.append(node)
             continue
         names, before = [one.name for one in together], node
-        for one, name in zip(sorted(together, key=lambda one: place[one.args[0]]), names, strict=True):
+        for one, name in zip(sorted(together, key=lambda one: place[one.all_input_nodes[0]]), names, strict=True):
             before.prepend(one)
             one.name = name
             place[one] = len(place)
