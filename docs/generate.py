@@ -407,7 +407,7 @@ def _covered(found: Path) -> str:
     ran = {(record["torch"], record["subject"]): record for record in campaigns(found)}
     rows = []
     for one in SUBJECTS.values():
-        drawn = sum(map(len, one.draws.values()))
+        drawn = {f"{name}={value}" for name, values in one.draws.items() for value in values}
         cells = []
         for version in campaigned(found):
             record = ran.get((version, one.name))
@@ -415,7 +415,7 @@ def _covered(found: Path) -> str:
                 cells.append("")
                 continue
             reached = record["branches"]
-            values = f"{len(record['options'])} of {drawn}, " if drawn else ""
+            values = f"{len(drawn.intersection(record['options']))} of {len(drawn)}, " if drawn else ""
             cells.append(f"{values}{len(record['features'])}, {reached['reached']} of {reached['all']}")
         if any(cells):
             rows.append((f"`{PREFIX}{one.name}`", *cells))

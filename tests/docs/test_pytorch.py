@@ -31,7 +31,7 @@ def test_a_row_says_what_exists_ran_and_was_found(
     monkeypatch.setattr(generate, "SUBJECTS", {one.name: one})
     counts = {"campaigns": 2, "programs": 1400, "changed": 90, "refuted": 1, "inconclusive": 0, "cpu_s": 5400.0}
     seen = {
-        "options": {"mode=default": 1400},
+        "options": {"mode=default": 1400, "cap_mb=no longer drawn": 2},
         "features": {"bucketing": 1400, "any": 2},
         "branches": {"reached": 5, "all": 9},
         "found": {"draw": ["dtypes-mixed"], "search": []},
@@ -52,7 +52,7 @@ def test_a_row_says_what_exists_ran_and_was_found(
     page = generate.pytorch(MARKS, tmp_path)
     assert "\n| `torch:bucket_all_gather` | – | 1,400 programs, 1 found | 1,400 programs, 1 found |\n" in page
     assert "\n| 2.15.0 | 1.5 | 2 | 1,400 | 90 | 1 | 0 |\n" in page
-    assert "\n| `torch:bucket_all_gather` | 1 of 7, 2, 5 of 9 | 1 of 7, 2, 5 of 9 | 1 of 7, 2, 5 of 9 |\n" in page
+    assert "\n| `torch:bucket_all_gather` | 1 of 6, 2, 5 of 9 | 1 of 6, 2, 5 of 9 | 1 of 6, 2, 5 of 9 |\n" in page
     assert "\n| all | 0 found | 1 found | 1 found |\n" in page
     assert (
         "| `dtypes-mixed`: dtypes \\| mixed | `wrong-value` | `a.py:b` | opt-in | drawing |"
