@@ -126,13 +126,14 @@ def _indexed(name: str, target: Any, x: Tensor, indices: Sequence[Tensor | None]
     return target(x, indices)  # type: ignore[no-any-return]
 
 
-#: Ops that search in sorted boundaries, and where among the arguments these are.
-_BOUNDARIES = {"bucketize": 1, "searchsorted": 0}
+#: Ops that search in sorted boundaries, and which argument these are.
+_BOUNDARIES = {"bucketize": (1, "boundaries"), "searchsorted": (0, "sorted_sequence")}
 
 
-def _between_boundaries(target: Any, place: int, *args: Any, **kwargs: Any) -> Tensor:
+def _between_boundaries(target: Any, which: tuple[int, str], *args: Any, **kwargs: Any) -> Tensor:
     """Where values lie among boundaries. Raises RuntimeError where these are not sorted, of which any result is right."""
-    boundaries = args[place]
+    place, name = which
+    boundaries = args[place] if place < len(args) else kwargs[name]
     unsorted = boundaries[..., 1:] < boundaries[..., :-1]
     if kwargs.get("sorter") is None and unsorted.any():
         raise RuntimeError(f"{target}: its boundaries are not sorted, so its result is undefined")
