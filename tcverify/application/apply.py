@@ -25,7 +25,7 @@ from tcverify.errors import TcverifyError, Unsupported, UnsupportedOp
 from tcverify.execution import Lockstep
 from tcverify.ops import define_ops, late_definition, qualified_name
 from tcverify.program import Allowed, NotSerialisable, Program, RewriteRequest, count_rewrites, decode_statistics, dumps
-from tcverify.program.graph import KEPT_META, same_structure
+from tcverify.program.graph import KEPT_META, first_difference, same_structure
 
 #: Metadata of graphs, node by node, by rank.
 Metadata: TypeAlias = Mapping[int, Sequence[tuple[Any, ...]]]
@@ -465,10 +465,14 @@ def _look_for_impurity(loaded: LoadedPass, program: Program, ranks: AppliedRanks
     graphs = {rank: module.graph for rank, module in modules.items()}
     scratch = Pair(program)
     repeated = _apply_stages(loaded, ranks, ranks.modules(program), scratch)
-    if repeated is None or not all(same_structure(graph, repeated[rank].graph) for rank, graph in graphs.items()):
-        message = "two applications to the same graph give different results"
+    message = "two applications to the same graph give different results"
+    if repeated is None:
         pair.defects.append(Defect("unrepeatable", 0, message + _excuse(scratch)))
         return
+    for rank, graph in graphs.items():
+        if not same_structure(graph, repeated[rank].graph):
+            pair.defects.append(Defect("unrepeatable", rank, message + tell_apart(graph, repeated[rank].graph)))
+            return
     if pair.foreign is not None or pair.rewritten is None:
         return
     scratch = Pair(pair.rewritten)
@@ -492,10 +496,33 @@ def _look_for_impurity(loaded: LoadedPass, program: Program, ranks: AppliedRanks
     pair.again = made if scratch.foreign is None else None
 
 
+#: Longest text of a call in a message.
+_CALL = 120
+
+
+def tell_apart(first: fx.Graph, second: fx.Graph) -> str:
+    """Say where two results of a pass differ first; empty where only names and metadata do."""
+    found = first_difference(first, second)
+    if found is None:
+        return ""
+    one, other = map(_call_text, found)
+    return f": the first one has {one} where the second one has {other}"
+
+
+def _call_text(node: fx.Node) -> str:
+    name = qualified_name(node.target) if node.op == "call_function" else str(node.target)
+    call = f"{node.name} = {name.rpartition('::')[2]}({', '.join(map(str, node.args))})"
+    text = f"return {node.args[0]}" if node.op == "output" else call
+    return text if len(text) <= _CALL else f"{text[:_CALL]} …"
+
+
 def _excuse(scratch: Pair) -> str:
     if scratch.failure is not None:
         return f": {scratch.failure.message}"
     return f": {scratch.defects[0].message}" if scratch.defects else ""
 
 
-__all__ = ["apply_counted", "apply_pass", "defects_of", "describe_error", "returned_module", "rewrites_of", "signature"]
+__all__ = [
+    "apply_counted", "apply_pass", "defects_of", "describe_error", "returned_module", "rewrites_of", "signature",
+    "tell_apart",
+]  # fmt: skip

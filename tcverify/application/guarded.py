@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tcverify.application.apply import apply_counted, apply_pass
+from tcverify.application.apply import apply_counted, apply_pass, tell_apart
 from tcverify.application.coverage.recorder import CodePoint
 from tcverify.application.coverage.vocabulary import Vocabulary
 from tcverify.application.coverage.watched import Watch, WatchedPass
@@ -230,15 +230,15 @@ class Guarded:
             again = other.answer(program, self.timeout)
             judged = pair.rewritten is not None and not pair.defects and pair.foreign is None
             if judged and not _agree(pair, again):
-                pair.defects += self._why_they_disagree(text, program)
+                pair.defects += self._why_they_disagree(text, pair, again)
             return pair
 
         return both
 
-    def _why_they_disagree(self, text: str, program: Program) -> list[Defect]:
+    def _why_they_disagree(self, text: str, pair: Pair, again: Pair) -> list[Defect]:
         """What makes the workers disagree about a program: the order of hashes, or what each was applied to before, which new
         processes know nothing of."""
-        pairs = []
+        program, pairs = pair.original, []
         for hash_seed in (None, _OTHER_HASH_SEED):
             worker = _Worker(self.target, self.options, self.timeout, hash_seed=hash_seed)
             try:
@@ -251,11 +251,12 @@ class Guarded:
         if repeated:
             return repeated
         if _agree(new, other):
-            return [Defect("unrepeatable", 0, "its result depends on the programs that it was applied to before")]
+            message = "its result depends on the programs that it was applied to before"
+            return [Defect("unrepeatable", 0, message + _where(pair, again))]
         if other.failure is not None:
             return [Defect("hash-order", 0, f"with another PYTHONHASHSEED it {other.failure.message}")]
         message = "its result depends on the order in which Python hashes strings (PYTHONHASHSEED)"
-        return [Defect("hash-order", 0, message)]
+        return [Defect("hash-order", 0, message + _where(new, other))]
 
     def vocabulary(self) -> Vocabulary:
         """See `Subject.vocabulary`."""
@@ -334,6 +335,15 @@ def subject_of(pass_: Any) -> Subject:
             pipeline([load_pass(s) if isinstance(s, str) else prepare_pass(s, "", {}) for s in stages], {})
         )
     return InProcess(prepare_pass(stages[0], "", {}))
+
+
+def _where(pair: Pair, other: Pair) -> str:
+    """Where what two workers have made of a program differs first, if they made something of it."""
+    if pair.rewritten is None or other.rewritten is None:
+        return ""
+    one, two = pair.rewritten, other.rewritten
+    told = (tell_apart(one.graph(rank), two.graph(rank)) for rank in range(pair.original.world_size))
+    return next(filter(None, told), "")
 
 
 def _agree(pair: Pair, other: Pair) -> bool:

@@ -219,14 +219,22 @@ def compute_nodes(graph: fx.Graph) -> list[fx.Node]:
 def same_structure(
     first: fx.Graph, second: fx.Graph, *, constants: Mapping[str, Any] | None = None, integers: bool = True
 ) -> bool:
-    """Whether two graphs make the same calls on the same operands in the same order. Names and metadata do not count.
+    """Whether two graphs make the same calls on the same operands in the same order; see `first_difference`."""
+    if len(first.nodes) != len(second.nodes):
+        return False
+    return first_difference(first, second, constants=constants, integers=integers) is None
+
+
+def first_difference(
+    first: fx.Graph, second: fx.Graph, *, constants: Mapping[str, Any] | None = None, integers: bool = True
+) -> tuple[fx.Node, fx.Node] | None:
+    """The first nodes, one of each graph, that are not the same call on the same operands; None if there are none. Names and
+    metadata do not count.
 
     Args:
         constants: values of the rank constants of `first`, where it has any.
         integers: whether integer constants count (graphs of two ranks differ in them).
     """
-    if len(first.nodes) != len(second.nodes):
-        return False
     numbers: dict[fx.Node, int] = {}
     returned = False  # ops accept lists and tuples alike; the caller of the graph distinguishes them
 
@@ -245,17 +253,17 @@ def same_structure(
             return True
         return bool(a == b)
 
-    for number, (a, b) in enumerate(zip(first.nodes, second.nodes, strict=True)):
+    for number, (a, b) in enumerate(zip(first.nodes, second.nodes, strict=False)):  # an output ends each of them
         numbers[a] = numbers[b] = number
         returned = a.op == "output"
         if a.op != b.op or (a.op != "output" and not _same_target(a.target, b.target)):
-            return False
+            return a, b
         mine, theirs = a.args, b.args
         if len(mine) != len(theirs) or not all(map(same, mine, theirs)):
-            return False
+            return a, b
         if (a.kwargs or b.kwargs) and not same(a.kwargs, b.kwargs):
-            return False
-    return True
+            return a, b
+    return None
 
 
 def _same_items(a: Any, b: Any, same: Callable[[Any, Any], bool], *, tell_apart: bool) -> bool:
