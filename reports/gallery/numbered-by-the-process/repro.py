@@ -12,9 +12,7 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.foreign_local:NumberedByProcess'
 OPTIONS = {}
-CONTRACT = {
-    'metadata': True,
-}
+CONTRACT = {}
 KIND = 'impure-pass'
 DOMAIN = 'float64'
 DEEP = True
