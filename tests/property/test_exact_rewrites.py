@@ -93,8 +93,9 @@ def test_programs_taken_apart_pass_without_a_word(name: str) -> None:
         if number >= by_night(6, 3) and changed > 1:  # programs of collectives alone hold little to take apart
             break
         verdict = verify(SUBJECT, program, domain="exact", checks=["equivalence"])
-        assert (verdict.findings, verdict.doubts, verdict.notes) == ([], [], [])
-        changed += verdict.changed
+        notes = [note for note in verdict.notes if "no casts from floating to integer values" not in note.detail]
+        assert (verdict.findings, verdict.doubts, notes) == ([], [], [])
+        changed += verdict.changed and not verdict.notes
     assert changed > 1
 
 

@@ -78,8 +78,8 @@ def smallest_first(gm: fx.GraphModule) -> None:
 
 #: Compute nodes of the smallest program that shows the defect, by kind of finding.
 MINIMA: dict[Planted, dict[str, int]] = {
-    # a collective, its wait, and a write into what it reads
-    waits_sunk_past_writes: {"async-race": 3},
+    # a collective, its wait, and a write into what it reads; or two waits, one of which is declared to come behind the other
+    waits_sunk_past_writes: {"async-race": 3, "broken-order": 2},
     # a collective and its wait; besides, somebody who touches what is under way
     waits_dropped: {"missing-wait": 2, "async-race": 2},
     # a collective and its wait; besides, another call that reads the operand in between
