@@ -130,7 +130,7 @@ class Findings:
                 self._target = None
                 self._forget_draft()
                 known[target.kind] = entry
-                self.ledger.settle(failed.verdict, target.kind, entry, target.best.pair.original)
+                self.ledger.settle(failed.verdict, target.kind, entry)
         accepted = self.ledger.of_baseline({**self.ledger.accepted(failed.verdict), **known})
         if accepted != failed.known:
             self._recount(failed.verdict, failed.known, -1)

@@ -47,10 +47,9 @@ class _Cause:
 class Ledger:
     """The findings of one pass on one mesh.
 
-    Where all are to be collected, a program shows a known cause if it contains the program of a counterexample of that kind, or
-    what another one was shrunk to when it turned out to be known, unless programs that pass contain that, too; or if its finding
-    has a fingerprint that shrinks to known ones. Where not, one counterexample closes the kind, unless findings of the kind stand
-    in the baseline: then they are told apart in the same way.
+    Where all are to be collected, a program shows a known cause if it contains the program of a counterexample of that kind,
+    unless programs that pass contain that, too; or if its finding has a fingerprint that shrinks to known ones. Where not, one
+    counterexample closes the kind, unless findings of the kind stand in the baseline: then they are told apart by fingerprints.
 
     Args:
         accepted: the baseline's entries for the pass.
@@ -110,8 +109,7 @@ class Ledger:
 
     def accepted(self, verdict: Verdict) -> dict[str, KnownFinding]:
         """The entries of the baseline that the findings of a program as drawn are, by kind, as far as that is made sure of."""
-        program = verdict.pair.original
-        entries = {f.kind: self._settled_as(verdict, f) or self.cause(program, f.kind) for f in verdict.findings}
+        entries = {f.kind: self._settled_as(verdict, f) for f in verdict.findings}
         return self.of_baseline({kind: entry for kind, entry in entries.items() if entry is not None})
 
     def of_baseline(self, known: Mapping[str, KnownFinding]) -> dict[str, KnownFinding]:
@@ -132,11 +130,10 @@ class Ledger:
             return known
         return self.cause(verdict.pair.original, kind)
 
-    def settle(self, drawn: Verdict, kind: str, entry: KnownFinding, shrunk: Program) -> None:
-        """Remember that a program as drawn showed a known finding of this kind when it was shrunk, and to what."""
+    def settle(self, drawn: Verdict, kind: str, entry: KnownFinding) -> None:
+        """Remember that a program as drawn showed a known finding of this kind when it was shrunk."""
         finding = next(f for f in drawn.findings if f.kind == kind)
         self._settled.setdefault(self._key(drawn, finding), []).append(entry)
-        self._causes.setdefault(kind, []).append(_Cause(ProgramPattern(shrunk), entry))
 
     def add(self, entry: KnownFinding, program: Program | None = None) -> None:
         """A counterexample of this finding is kept: the next one like it is not news."""

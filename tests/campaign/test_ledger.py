@@ -40,17 +40,3 @@ def test_the_program_of_a_counterexample_shows_it_whatever_else_goes_right() -> 
     ledger.add(entry, program)
     ledger.passed(program)
     assert ledger.shrunk(Verdict("refuted", [WRONG], [], Pair(program)), "wrong-value") is entry
-
-
-def test_what_a_known_finding_was_shrunk_to_tells_the_next_program_that_contains_it() -> None:
-    entry = KnownFinding("pass", "wrong-value", "one")
-    ledger, program = Ledger([entry]), reduce_then_norm()
-    drawn = Verdict("refuted", [WRONG], [], Pair(program))
-    assert ledger.news(drawn) is WRONG
-    ledger.settle(drawn, "wrong-value", entry, program)
-    assert ledger.news(drawn) is None
-    assert ledger.accepted(drawn) == {"wrong-value": entry}
-    assert ledger.accepted(Verdict("refuted", [STALE], [], Pair(program))) == {}
-    ledger.passed(program)
-    assert ledger.news(drawn) is WRONG
-    assert ledger.accepted(drawn) == {}
