@@ -225,7 +225,7 @@ def names_of(case: Counterexample, one: TorchSubject) -> list[str]:
         for known in defects
         if (name.removeprefix(PREFIX) in runs and known.shown_by(case))
         or (statement is not None and statement == known.raised_by)
-        or (shown in known.finding.also and (one.name == "compile" or subject(name).source.partition(":")[0] == file))
+        or (shown in known.finding.also and subject(name).source.partition(":")[0] == file)
     ]
 
 

@@ -338,9 +338,9 @@ def subject_of(pass_: Any) -> Subject:
 
 
 def _where(pair: Pair, other: Pair) -> str:
-    """Where what two workers have made of a program differs first, if they made something of it."""
+    """Where what two workers have made of a program differs first; or how the other one failed."""
     if pair.rewritten is None or other.rewritten is None:
-        return ""
+        return f": behind others it {other.failure.message}" if other.failure is not None else ""
     one, two = pair.rewritten, other.rewritten
     told = (tell_apart(one.graph(rank), two.graph(rank)) for rank in range(pair.original.world_size))
     return next(filter(None, told), "")

@@ -225,6 +225,7 @@ class _Input:
     """An input that is not distributed yet.
 
     Attributes:
+        node: its placeholder.
         local: what this rank has of it.
         over: how it is reduced, by the mesh dims over which it is.
     """

@@ -14,6 +14,7 @@ from torch import fx
 from tcverify.application import Guarded, InProcess, Pair, subject_of
 from tcverify.application import guarded as guard
 from tcverify.application.loading import importable_target, load_pass, prepare_pass
+from tcverify.application.pair import PassFailure
 from tcverify.application.side_effects import watch_global_state
 from tcverify.errors import PassLoadError, Unsupported
 from tcverify.passes import Identity
@@ -248,6 +249,15 @@ def test_dependence_on_earlier_programs_is_not_taken_for_one_on_hash_order(passe
         "unrepeatable",
         True,
     )
+
+
+def test_a_failure_behind_other_programs_is_told_as_one(passes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Guarded(f"{passes}:identity") as subject:
+        failed = Pair(reduce_then_norm(), failure=PassFailure("pass-raised", "raised ValueError: too many"))
+        monkeypatch.setattr(subject._second(), "answer", lambda *_: failed)  # of the worker that has had other programs
+        (defect,) = subject.apply(reduce_then_norm(), deep=True).defects
+    assert defect.aspect == "unrepeatable"
+    assert defect.message.endswith("it was applied to before: behind others it raised ValueError: too many")
 
 
 def test_what_only_the_first_application_does_is_found_in_a_new_process(passes: Path) -> None:

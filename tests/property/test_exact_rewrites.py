@@ -13,6 +13,8 @@ from torch import fx
 from tcverify import verify
 from tcverify.application import InProcess
 from tcverify.application.loading import prepare_pass
+from tcverify.ops import qualified_name
+from tcverify.program import Program
 from tests.property.test_all_strategies import EACH, sample
 from tests.sizes import by_night
 
@@ -85,17 +87,31 @@ def take_apart(gm: fx.GraphModule) -> fx.GraphModule:
 
 SUBJECT = InProcess(prepare_pass(take_apart, "", {}))
 
+_CASTS = ("aten::_to_copy", "prims::convert_element_type")
+
+
+def casts_to_integers(program: Program) -> bool:
+    """Whether it has a cast of floating-point values to integers, which the exact domain does not have and says so."""
+    casts = (
+        (node.meta["val"].dtype, node.args[0].meta["val"].dtype)
+        for graph in program.graphs
+        for node in graph.nodes
+        if node.op == "call_function" and qualified_name(node.target).startswith(_CASTS)
+    )
+    return any(given.is_floating_point and not made.is_floating_point for made, given in casts)
+
 
 @EACH
 def test_programs_taken_apart_pass_without_a_word(name: str) -> None:
     changed = 0
-    for number, program in enumerate(sample(name, 80, seed=7)):
+    programs = [program for program in sample(name, 80, seed=7) if not casts_to_integers(program)]
+    assert len(programs) > 60
+    for number, program in enumerate(programs):
         if number >= by_night(6, 3) and changed > 1:  # programs of collectives alone hold little to take apart
             break
         verdict = verify(SUBJECT, program, domain="exact", checks=["equivalence"])
-        notes = [note for note in verdict.notes if "no casts from floating to integer values" not in note.detail]
-        assert (verdict.findings, verdict.doubts, notes) == ([], [], [])
-        changed += verdict.changed and not verdict.notes
+        assert (verdict.findings, verdict.doubts, verdict.notes) == ([], [], [])
+        changed += verdict.changed
     assert changed > 1
 
 

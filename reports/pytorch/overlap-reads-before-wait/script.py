@@ -2,6 +2,7 @@
 
 import sys
 import tempfile
+import time
 
 import torch
 import torch.distributed as dist
@@ -33,8 +34,8 @@ def main(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     dist.all_gather_object = gather
     group = dist.group.WORLD.group_name
-    shard, w = torch.full((512, 1024), rank + 1.0), torch.eye(1024)
-    expected = step(shard, w, group)
+    shard, w = torch.full((4, 8), rank + 1.0), torch.eye(8)
+    expected = step(2 * shard, w, group)
     from torch.utils import _runtime_estimation  # 2.9 has none
 
     # Speeds of a GPU, which estimates ask for: here is none.
@@ -45,7 +46,12 @@ def main(rank, folder):
     told = {name: value for name, value in told.items() if name in config.get_config_copy()}
     options = {SETTING: True, **told, "fallback_by_default": True, "fx_graph_cache": False, "compile_threads": 1}
     with config.patch(options):
-        got = torch.compile(step, fullgraph=True, dynamic=False)(shard, w, group)
+        compiled = torch.compile(step, fullgraph=True, dynamic=False)
+        compiled(shard, w, group)
+    dist.barrier()
+    if rank:
+        time.sleep(2)  # rank 0 has its product before the shard of rank 1 is there
+    got = compiled(2 * shard, w, group)
     good = torch.allclose(expected, got)
     wrong = int((expected != got).sum())
     print(f"rank {rank}: expected equal results, got {wrong} of {got.numel()} elements that differ", flush=True)
