@@ -27,6 +27,7 @@ from tcverify.ops.dialects.tensor_cast.library import (  # the module registers 
     WAIT,
     late_definition,
 )
+from tcverify.ops.equivalent_arguments import OPEN_END, equivalent_arguments
 from tcverify.ops.inference import infer
 from tcverify.ops.layout import DeviceMesh, Layout
 from tcverify.ops.nested import run_by_meaning
@@ -49,6 +50,7 @@ from tcverify.ops.table import (
 
 __all__ = [
     "DEALLOCATE",
+    "OPEN_END",
     "RECORD",
     "REDUCTIONS",
     "RESIZE",
@@ -72,6 +74,7 @@ __all__ = [
     "current_overload",
     "define_ops",
     "drop_device",
+    "equivalent_arguments",
     "fake_tensor",
     "gives_more",
     "infer",

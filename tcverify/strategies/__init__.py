@@ -44,6 +44,7 @@ from tcverify.registry.extensions import require_new
 from tcverify.registry.registry import Registry
 from tcverify.registry.strategies import DEFAULT_STRATEGY, SEPARATOR, join_strategy_names
 from tcverify.strategies import timing
+from tcverify.strategies.argument_forms import with_argument_forms
 from tcverify.strategies.choices import WIDTH, decode_choices, weighted_table
 from tcverify.strategies.dtensor.programs import dtensor_programs
 from tcverify.strategies.fsdp.programs import WIDTH as FSDP_WIDTH
@@ -175,18 +176,16 @@ def _decoder(name: str, *, any_mesh: bool) -> Decoder:
 
 def _programs(name: str, mesh: Mesh | None, world_size: int | None) -> st.SearchStrategy[Program]:
     decoder = _decoder(name, any_mesh=mesh is None)
-    if mesh is not None:
-        fixed = mesh
-        return st.binary(min_size=decoder.width, max_size=decoder.width).map(lambda c: decoder.decode(fixed, c))
     sizes = WORLD_SIZES if world_size is None else (world_size,)
-    listed = [one for size in sizes for one in all_meshes(size)]
+    listed = [mesh] if mesh is not None else [one for size in sizes for one in all_meshes(size)]
 
     def decode_with_mesh(choices: bytes) -> Program:
-        return decoder.decode(listed[choices[0] % len(listed)], choices[1:])
+        program = decoder.decode(listed[choices[0] % len(listed)], choices[1:-1])
+        return with_argument_forms(program, choices[-1])
 
     # One draw of bytes, the mesh included. For integers, Hypothesis would add constants that it finds in source files, so that a
     # seed would draw different programs after any change of a module.
-    return st.binary(min_size=decoder.width + 1, max_size=decoder.width + 1).map(decode_with_mesh)
+    return st.binary(min_size=decoder.width + 2, max_size=decoder.width + 2).map(decode_with_mesh)
 
 
 def transformer_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:

@@ -11,6 +11,7 @@ from tcverify.campaign.search.calls import Calls, EditDoesNotFit, role_of
 from tcverify.campaign.search.edits import FAMILIES, Site
 from tcverify.campaign.search.synthesis import synthesise_calls
 from tcverify.execution import Lockstep
+from tcverify.ops import OPEN_END
 from tcverify.program import PARTIAL, InputSpec, Mesh, Program, Recipe, dumps, spmd_program
 from tcverify.shrink.graph.legalize import facts_of, legalize_edit
 from tcverify.shrink.graph.sketch import program_of, sketch_of
@@ -98,6 +99,7 @@ def test_every_family_makes_programs_that_run(site: Site, family: str):
     programs = made(site, family)
     assert programs or family in (
         "change a list",
+        "write an argument otherwise",
         "return less",
         "change a group",
         "change values",
@@ -286,3 +288,18 @@ def test_a_dtype_is_another_one_wherever_it_stands():
     found = made(site_of(spmd_program(Mesh.grid({"tp": 2}), inputs, build)), "change a dtype")
     whole = [one for one in found if "dtype: torch.int64" in str(one.graphs[0])]
     assert any([spec.dtype for spec in one.inputs] == [torch.float32, torch.int64] for one in whole)
+
+
+def test_dims_bounds_and_sizes_are_written_in_other_ways_that_mean_the_same():
+    def build(b):
+        part = b.call("aten::slice.Tensor", b.input("x"), 1, 2, 4)
+        return b.call("aten::view", b.call("aten::sum.dim_IntList", part, [0, 1]), [4])
+
+    program = spmd_program(Mesh.grid({"tp": 2}), [InputSpec("x", (3, 4, 4))], build)
+    found = made(site_of(program), "write an argument otherwise")
+    assert len(found) == 5
+    shown = " ".join(texts(found))
+    for call in ("(%x, -2, 2, 4)", "(%x, 1, -2, 4)", f"(%x, 1, 2, {OPEN_END})", "[-3, -2])", "[-1])"):
+        assert call in shown
+    results = [Lockstep().run(one).ranks[0].outputs[0] for one in (program, *found)]
+    assert all(torch.equal(one, results[0]) for one in results)

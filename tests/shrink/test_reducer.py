@@ -13,7 +13,7 @@ from torch import fx
 
 from tcverify.checks.metadata import _inconsistent as wrong_metadata
 from tcverify.execution import Lockstep
-from tcverify.ops import TensorSpec
+from tcverify.ops import OPEN_END, TensorSpec
 from tcverify.program import (
     PARTIAL,
     VARYING,
@@ -156,11 +156,30 @@ def test_views_follow_the_sizes_of_their_operands() -> None:
 
     def two_views(program: Program) -> bool:
         views = named(program, "aten::view")
-        return len(views) == 2 and [len(v.meta["val"].shape) for v in views] == [2, 4]
+        return len(views) == 2 and [len(v.meta["val"].shape) for v in views] == [2, 4] and -1 in views[1].args[1]
 
     found = reduce(spmd_program(TP2, [x], build), two_views).program
     assert [spec.shape for spec in found.inputs] == [(1, 2)]
     assert [node.args[1] for node in named(found, "aten::view")] == [[1, 2], [1, -1, 2, 1]]
+
+
+def test_arguments_are_plain_unless_the_failure_needs_them_as_they_are() -> None:
+    def build(b: GraphBuilder) -> fx.Node:
+        part = b.call("aten::slice.Tensor", b.input("x"), -1, 1, OPEN_END)
+        return b.call("aten::sum.dim_IntList", part, [-1])
+
+    program = spmd_program(TP2, [InputSpec("x", (2, 4))], build)
+
+    def both(program: Program) -> bool:
+        return bool(named(program, "aten::slice.Tensor") and named(program, "aten::sum.dim_IntList"))
+
+    def from_the_end(program: Program) -> bool:
+        return both(program) and named(program, "aten::sum.dim_IntList")[0].args[1] == [-1]
+
+    for fails, dim in ((both, 1), (from_the_end, -1)):
+        found = reduce(program, fails).program
+        assert named(found, "aten::slice.Tensor")[0].args[1:] == (1, 1, 2)
+        assert named(found, "aten::sum.dim_IntList")[0].args[1] == [dim]
 
 
 @pytest.mark.parametrize(

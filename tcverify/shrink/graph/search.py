@@ -13,6 +13,7 @@ import torch
 from torch.fx.node import map_aggregate
 
 from tcverify.errors import ProgramError
+from tcverify.ops import OPEN_END
 from tcverify.program import Program, StreamSettings
 from tcverify.shrink.graph.async_groups import count_untidy
 from tcverify.shrink.graph.legalize import facts_of, legalize_edit
@@ -153,18 +154,21 @@ _RECIPES = {"uniform": 0, "given": 3}
 
 
 def _details(sketch: Sketch) -> tuple[int, ...]:
-    """Recipes, dtypes, constants and structure that are not the plainest, and how far arguments reach."""
+    """Recipes, dtypes, constants and structure that are not the plainest, how far arguments reach, and how many integers
+    count from the end."""
     recipes = sum(_RECIPES.get(spec.recipe.kind, 1) + (spec.recipe.scale != 1.0) for spec in sketch.inputs)
     odd = sum(spec.dtype not in (torch.float32, torch.bool) for spec in sketch.inputs)
-    constants = nested = reach = 0
+    constants = nested = reach = negative = 0
     numbers: list[float] = []
     for graph in sketch.graphs:
         positions = {step.name: i for i, step in enumerate(graph)}
 
         def look(leaf: Any, positions: dict[str, int] = positions) -> Any:
-            nonlocal odd, reach
+            nonlocal odd, reach, negative
             if isinstance(leaf, Ref):
                 reach += positions[leaf.name]
+            elif isinstance(leaf, int):
+                negative += leaf < 0 or leaf == OPEN_END
             elif isinstance(leaf, float):
                 numbers.append(leaf)
             elif isinstance(leaf, torch.dtype):
@@ -176,7 +180,7 @@ def _details(sketch: Sketch) -> tuple[int, ...]:
             constants += sum(number not in plain_numbers(step.target) for number in numbers)
             numbers.clear()
         nested += _containers(result_of(graph))
-    return recipes, odd, constants, nested, reach
+    return recipes, odd, constants, nested, reach, negative
 
 
 @functools.cache

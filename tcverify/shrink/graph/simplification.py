@@ -13,6 +13,7 @@ from torch import fx
 
 from tcverify.errors import ProgramError
 from tcverify.program import InputSpec, Recipe
+from tcverify.shrink.graph.argument_forms import with_plain_arguments
 from tcverify.shrink.graph.given_values import fix_to_rank, plain_input
 from tcverify.shrink.graph.replacements import is_summed
 from tcverify.shrink.graph.search import SketchSearch, plain_numbers
@@ -26,12 +27,14 @@ def simplify(search: SketchSearch) -> None:
         for change in (_seed, _structure, _dtypes, _constants, _recipes):
             search.attempt(change(search.sketch, None))
         search.attempt(_placements(search.sketch, _free(search.facts)))
+        search.attempt(with_plain_arguments(search.facts))
         for name in [spec.name for spec in search.sketch.inputs]:
             search.attempt(*(change(search.sketch, name) for change in (_recipes, _dtypes, _integers)))
         for name in _free(search.facts):
             search.attempt(_placements(search.sketch, [name]))
         for name in search.facts.calls:
             search.attempt(*(_constants(search.sketch, name, place) for place in (0, 1)))
+            search.attempt(with_plain_arguments(search.facts, (name,)))
     for name in search.sketch.options:
         search.attempt(_without_option(search.sketch, name))
     if "captured" not in search.sketch.labels:  # else by their names users find nodes in their graph
@@ -43,7 +46,7 @@ def _without_option(sketch: Sketch, name: str) -> Sketch:
 
 
 def _plain(facts: Facts) -> Sketch:
-    sketch = _placements(facts.sketch, _free(facts))
+    sketch = _placements(with_plain_arguments(facts), _free(facts))
     for change in (_seed, _structure, _dtypes, _constants, _recipes):
         sketch = change(sketch, None)
     return sketch

@@ -2,6 +2,7 @@
 
 from tcverify.campaign.search.edits.added import change_op, insert_call_on_edge, read_value_again, replace_input_by_call
 from tcverify.campaign.search.edits.forms import (
+    change_argument_forms,
     change_dtypes,
     change_groups,
     change_int_lists,
@@ -46,6 +47,7 @@ FAMILIES: dict[str, Family] = {
     "move a step": move_step,
     "change a number": change_numbers,
     "change a list": change_int_lists,
+    "write an argument otherwise": change_argument_forms,
     "change a group": change_groups,
     "change a shape": change_shapes,
     "change a placement": change_placements,

@@ -13,6 +13,7 @@ from torch.fx.node import map_aggregate
 
 from tcverify.campaign.search.edits.site import Edit, Site
 from tcverify.program import PARTIAL, VARYING, InputSpec, Placement, RankConstant, Recipe
+from tcverify.shrink.graph.argument_forms import forms_of
 from tcverify.shrink.graph.named_groups import says_group_size
 from tcverify.shrink.graph.sketch import Ref, Sketch, SketchStep
 
@@ -81,6 +82,14 @@ def _with_argument(site: Site, step: SketchStep, where: int | str, new: Any) -> 
     editor = site.editor()
     editor.change(replace(step, args=args, kwargs=kwargs))
     return editor.sketch()
+
+
+def change_argument_forms(site: Site) -> Iterator[Edit]:
+    """Arguments written in another way that means the same: dims counted from the end, open ends, sizes to be inferred."""
+    for step in site.steps:
+        for where, ways in forms_of(site.facts, site.facts.where(step.name)[0], step).items():
+            others = (way for way in ways if way != step.args[where])
+            yield from (Edit(partial(_with_argument, site, step, where, way), (step.name,)) for way in others)
 
 
 def change_groups(site: Site) -> Iterator[Edit]:
@@ -235,6 +244,7 @@ def change_pass_options(site: Site) -> Iterator[Edit]:
 
 
 __all__ = [
+    "change_argument_forms",
     "change_dtypes",
     "change_groups",
     "change_int_lists",
