@@ -106,14 +106,14 @@ class OrderPromise:
 def resolve_waits(steps: Sequence[ScheduleStep]) -> tuple[ScheduleStep, ...]:
     """Let each wait read what the collective reads for which it waits: the last one that writes its storage.
 
-    What the collective reads and writes has waits of its own.
+    What the collective reads and writes has waits of its own. A wait that already reads an operand is for the result of that one.
     """
     made: list[ScheduleStep] = []
     for step in steps:
         if step.role == "wait":
             starts = (one for one in reversed(made) if one.role == "collective" and one.writes & step.writes)
             start = next(starts, None)
-            if start is not None:
+            if start is not None and step.reads.isdisjoint(start.reads - start.writes):
                 step = replace(step, reads=step.reads | (start.reads - start.writes))
         made.append(step)
     return tuple(made)

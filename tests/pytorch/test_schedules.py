@@ -94,6 +94,14 @@ def test_waits_for_results_of_one_collective_may_swap():
     assert judged(given, "a b d c") == ["dependency"]
 
 
+def test_a_wait_for_one_result_of_several_reads_the_operand_that_it_names():
+    start = step("a", "x y", "p q", "collective", "tp")
+    waits = step("b", "x p", "p", "wait"), step("c", "y q", "q", "wait")
+    given = schedule(*resolve_waits([start, *waits, step("d", "", "x")]))
+    assert judged(given, "a b d c") == []
+    assert judged(given, "a d b c") == ["dependency"]
+
+
 @pytest.mark.parametrize(("order", "what"), [("a", "lost"), ("a b b", "twice"), ("a b c", "new")])
 def test_other_nodes_than_were_given_are_found(order, what):
     given = schedule(step("a"), step("b"))
@@ -218,6 +226,21 @@ def test_operands_of_one_collective_are_storages_of_their_own():
     assert len(start.writes & given.sizes.keys()) == 2
     assert [len(one.writes & start.writes) for one in waits] == [1, 1]
     assert waits[0].writes.isdisjoint(waits[1].writes)
+
+
+def test_what_one_result_of_several_is_made_of_may_be_written_once_that_one_is_there():
+    def build(b: Any) -> Any:
+        x, w = b.input("x"), b.input("w")
+        both = b.call(C10D + "reduce_scatter_tensor_coalesced", [x, w], "sum", 2, "tp")
+        sums = [b.call(C10D + "wait_tensor", b.getitem(both, number)) for number in range(2)]
+        b.call("aten::mul_.Tensor", x, 0.5)
+        return sums
+
+    subject = SinkWaits()
+    assert verify(subject, program(build)).status == "passed"
+    waits = [step for step in subject._given[-1].steps if step.role == "wait"]
+    assert len(waits) == 2
+    assert waits[0].reads.isdisjoint(waits[1].reads)
 
 
 def test_an_operand_of_several_that_is_written_after_the_collective_is_found():
