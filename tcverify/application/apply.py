@@ -25,7 +25,7 @@ from tcverify.errors import TcverifyError, Unsupported, UnsupportedOp
 from tcverify.execution import Lockstep
 from tcverify.ops import define_ops, late_definition, qualified_name
 from tcverify.program import Allowed, NotSerialisable, Program, RewriteRequest, count_rewrites, decode_statistics, dumps
-from tcverify.program.graph import KEPT_META, first_difference, same_structure
+from tcverify.program.graph import KEPT_META, describe, first_difference, same_structure
 
 #: Metadata of graphs, node by node, by rank.
 Metadata: TypeAlias = Mapping[int, Sequence[tuple[Any, ...]]]
@@ -501,12 +501,19 @@ _CALL = 120
 
 
 def tell_apart(first: fx.Graph, second: fx.Graph) -> str:
-    """Say where two results of a pass differ first; empty where only names and metadata do."""
+    """Say where two results of a pass differ first: in a call, or else in the name or the metadata of a node."""
     found = first_difference(first, second)
-    if found is None:
-        return ""
-    one, other = map(_call_text, found)
-    return f": the first one has {one} where the second one has {other}"
+    if found is not None:
+        one, other = map(_call_text, found)
+        return f": the first one has {one} where the second one has {other}"
+    for a, b, mine, theirs in zip(first.nodes, second.nodes, describe(first), describe(second), strict=False):
+        if a.name != b.name:
+            return f": the first one names {a.name} what the second one names {b.name}"
+        for key in sorted(mine.keys() | theirs.keys()):
+            if mine.get(key) != theirs.get(key):
+                told = f"meta[{key!r}] of {a.name}: {mine.get(key)} in the first one, {theirs.get(key)} in the second one"
+                return f": they differ in {told}"
+    return ""
 
 
 def _call_text(node: fx.Node) -> str:

@@ -92,6 +92,20 @@ def knows_dtypes(gm):
     DTYPES.add(next(iter(gm.graph.nodes)).meta["val"].dtype)
     return double(gm) if len(DTYPES) > 1 else gm
 
+def numbers_nodes(gm):
+    DTYPES.add(next(iter(gm.graph.nodes)).meta["val"].dtype)
+    for node in list(gm.graph.nodes):
+        if node.name == "all_reduce" and len(DTYPES) > 1:
+            node.name = "all_reduce_second"
+    return gm
+
+def stores_costs(gm):
+    DTYPES.add(next(iter(gm.graph.nodes)).meta["val"].dtype)
+    for node in gm.graph.nodes:
+        if node.op == "call_function":
+            node.meta["cost_s"] = 1e-6 * len(DTYPES)
+    return gm
+
 calls = []
 def remembers(gm):
     calls.append(1)
@@ -249,6 +263,21 @@ def test_dependence_on_earlier_programs_is_not_taken_for_one_on_hash_order(passe
         "unrepeatable",
         True,
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("numbers_nodes", ": the first one names all_reduce_second what the second one names all_reduce"),
+        ("stores_costs", ": they differ in meta['cost_s'] of all_reduce: 2e-06 in the first one, 1e-06 in the second one"),
+    ],
+)
+def test_results_that_differ_in_names_or_metadata_alone_are_told_apart(passes: Path, name: str, told: str) -> None:
+    with Guarded(f"{passes}:{name}") as subject:
+        for dtype in (torch.float32, torch.bfloat16):
+            subject.apply(reduce_then_norm(dtype=dtype))
+        (defect,) = subject.apply(reduce_then_norm(), deep=True).defects
+    assert defect.message == f"its result depends on the programs that it was applied to before{told}"
 
 
 def test_a_failure_behind_other_programs_is_told_as_one(passes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
