@@ -511,7 +511,9 @@ def tell_apart(first: fx.Graph, second: fx.Graph) -> str:
             return f": the first one names {a.name} what the second one names {b.name}"
         for key in sorted(mine.keys() | theirs.keys()):
             if mine.get(key) != theirs.get(key):
-                told = f"meta[{key!r}] of {a.name}: {mine.get(key)} in the first one, {theirs.get(key)} in the second one"
+                told = (
+                    f"meta[{key!r}] of {a.name}: {mine.get(key)} in the first one, {theirs.get(key)} in the second one"
+                )
                 return f": they differ in {told}"
     return ""
 

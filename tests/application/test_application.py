@@ -269,7 +269,10 @@ def test_dependence_on_earlier_programs_is_not_taken_for_one_on_hash_order(passe
     ("name", "told"),
     [
         ("numbers_nodes", ": the first one names all_reduce_second what the second one names all_reduce"),
-        ("stores_costs", ": they differ in meta['cost_s'] of all_reduce: 2e-06 in the first one, 1e-06 in the second one"),
+        (
+            "stores_costs",
+            ": they differ in meta['cost_s'] of all_reduce: 2e-06 in the first one, 1e-06 in the second one",
+        ),
     ],
 )
 def test_results_that_differ_in_names_or_metadata_alone_are_told_apart(passes: Path, name: str, told: str) -> None:

@@ -57,7 +57,9 @@ if __name__ == "__main__":
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     plain, one_shot = products(False), products(True)
     dist.destroy_process_group()
-    print(f"torch {torch.__version__}: expected the products to read {plain}, as without one-shot kernels, got {one_shot}")
+    print(
+        f"torch {torch.__version__}: expected the products to read {plain}, as without one-shot kernels, got {one_shot}"
+    )
     if any("all_reduce" in name for read in plain for name in read) or len(plain) != len(one_shot):
         sys.exit(2)
     sys.exit(int(any("all_reduce" in name for read in one_shot for name in read)))
