@@ -31,7 +31,7 @@ class TorchSubject:
         source: where PyTorch defines it, as module:name.
         since: the first version of torch that has it, of those that tcverify supports.
         until: the last one; None where the newest has it.
-        strategy: which programs give it something to do.
+        strategy: which programs give it something to do; names of several are joined by commas.
         draws: values of its options, by name, the default first.
     """
 
@@ -224,6 +224,7 @@ _ALL = (
     TorchSubject(
         "compile", "tcverify.pytorch.compiling:Compile",
         "compiles the graph to Inductor's generated code", "torch._inductor.compile_fx:compile_fx",
+        strategy="functional,compiled",
         draws={
             "effects": ("ordered", "declared"),
             "compiled_ranks": ("all", "first", "even", "odd"),
