@@ -343,6 +343,8 @@ def test_a_program_and_its_twin_have_one_verdict(strategy: str) -> None:
                 lockstep.compare(small.original, small.rewritten),
             )
             assert less.rewritten.finished == large.rewritten.finished
+            if any(d.discrete for c in (large, less) for d in c.deltas):
+                continue  # rounding may decide between two experts: whether it did is asked by the check, not here
             wrong = [any(d.problem or d.difference > 1e-6 * max(1.0, d.scale) for d in c.deltas) for c in (large, less)]
             assert wrong[0] == wrong[1]
             seen[f"{wrong[0]}, {'smaller' if small.scaled.sizes else 'as it was'}"] += 1
