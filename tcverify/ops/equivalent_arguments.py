@@ -19,9 +19,6 @@ _DIMS = frozenset({"dim", "dims"})
 #: Ops that count dims in their result, which has one more than the operand.
 _ADDS_A_DIM = frozenset({"aten::unsqueeze", "aten::stack", "aten::diag_embed"})
 
-#: Ops that infer a size given as -1, by what it stands for.
-_INFERS = {"aten::view": "rest", "aten::reshape": "rest", "aten::_unsafe_view": "rest", "aten::expand": "kept"}
-
 
 def equivalent_arguments(target: Any, args: Sequence[Any], operand: Any) -> dict[int, list[Any]]:
     """Return the ways to write positional arguments of a call.
@@ -61,7 +58,7 @@ def _ways(op: str, name: str, value: Any, given: Mapping[str, Any], shape: tuple
         if name in _DIMS:
             ways = [_either(one, rank) for one in value]
             return [[way[k] for way in ways] for k in (0, 1)] if all(ways) else []
-        return _sizes(_INFERS[op], list(value), shape) if name in ("size", "shape") and op in _INFERS else []
+        return _INFERS[op](list(value), shape) if name in ("size", "shape") and op in _INFERS else []
     dim = given.get("dim", 0)
     if not _is_int(value) or not _is_int(dim) or not -len(shape) <= dim < len(shape):
         return []
@@ -88,18 +85,30 @@ def _bound(name: str, value: int, size: int) -> list[int]:
     return [size, OPEN_END] if name == "end" else []
 
 
-def _sizes(infers: str, sizes: list[int], shape: tuple[int, ...]) -> list[list[int]]:
-    """The sizes of a view or of an expansion, with none and with one of them to be inferred."""
-    if infers == "kept":
-        before = (None,) * (len(sizes) - len(shape)) + shape
-        plain = [old if new == -1 else new for new, old in zip(sizes, before, strict=True)]
-        inferred = [-1 if new == old else new for new, old in zip(plain, before, strict=True)]
-        return [plain] if None in plain or plain == inferred else [plain, inferred]
+def _viewed(sizes: list[int], shape: tuple[int, ...]) -> list[list[int]]:
+    """The sizes of a view, with none and with one of them to be inferred."""
     known, count = math.prod(one for one in sizes if one != -1), math.prod(shape)
     if not known or not count or sizes.count(-1) > 1:
         return []
     plain = [count // known if one == -1 else one for one in sizes]
     return [plain, *([*plain[:k], -1, *plain[k + 1 :]] for k in range(len(plain)))]
 
+
+def _expanded(sizes: list[int], shape: tuple[int, ...]) -> list[list[int]]:
+    """The sizes of an expansion, and with those that the operand has already left out."""
+    new = len(sizes) - len(shape)
+    kept = [i >= new and size in (-1, shape[i - new]) for i, size in enumerate(sizes)]
+    pairs = list(enumerate(zip(sizes, kept, strict=True)))
+    plain = [shape[i - new] if keep else size for i, (size, keep) in pairs]
+    return [plain, [-1 if keep else size for _, (size, keep) in pairs]] if any(kept) else []
+
+
+#: Ops that infer a size given as -1, and the ways to write their sizes.
+_INFERS = {
+    "aten::view": _viewed,
+    "aten::reshape": _viewed,
+    "aten::_unsafe_view": _viewed,
+    "aten::expand": _expanded,
+}
 
 __all__ = ["OPEN_END", "equivalent_arguments"]
