@@ -97,6 +97,16 @@ class Sizes:
 
     def solve(self) -> list[int]:
         """The new value of each variable."""
+        true = [(whole, parts) for whole, parts in self._sums if _adds_up(whole, parts, self.number)]
+        while True:
+            found = self._solved_once()
+            broken = [(whole, parts) for whole, parts in true if not _adds_up(whole, parts, found)]
+            if not broken:
+                return found
+            # Sums that overlap are not solved together: these keep their sizes.
+            self.pin(size for whole, parts in broken for size in (whole, *parts))
+
+    def _solved_once(self) -> list[int]:
         sums = self._tied()
         fixed = self._fixed()
         members: dict[Size, set[int]] = {}
@@ -252,6 +262,10 @@ class _Choice:
             if power.denominator == 1:
                 made *= known.get(free, Fraction(1)) ** int(power)
         return made
+
+
+def _adds_up(whole: Size, parts: Sequence[Size], values: Sequence[int]) -> bool:
+    return values[whole] == sum(values[part] for part in parts)
 
 
 def _solved(
