@@ -23,7 +23,7 @@ class Delta:
         scale: largest finite magnitude of the original's value.
         worst: index of the largest difference.
         expected, actual: the original's and the rewritten value there.
-        problem: set when the two cannot be compared by size: other shape, other NaN pattern, other storage sharing.
+        problem: set when the two cannot be compared by size: other shape, other NaN pattern, other overlaps in memory.
         discrete: whether the problem is one of values that do not differ by size: integers, booleans, NaN or inf.
         overflow: the rewritten value is infinite where the original is finite; in the native domain, infinite or NaN.
         rms: root mean square of the differences over the finite elements.
@@ -57,7 +57,7 @@ class Delta:
 
 
 def compare_ranks(original: RankResult, rewritten: RankResult) -> list[Delta]:
-    """Compare one rank's outputs, mutated inputs and storage sharing. Both ran to their end."""
+    """Compare one rank's outputs, mutated inputs and which outputs overlap in memory. Both ran to their end."""
     rank = original.rank
     if original.structure != rewritten.structure or len(original.outputs) != len(rewritten.outputs):
         problem = f"the original returns {original.structure}, the rewritten program {rewritten.structure}"
@@ -70,12 +70,10 @@ def compare_ranks(original: RankResult, rewritten: RankResult) -> list[Delta]:
     if original.mutates or rewritten.mutates:
         for name, expected, actual in zip(original.input_names, original.inputs, rewritten.inputs, strict=True):
             deltas.append(_compare(rank, f"input '{name}' after the run", expected, actual))
-    before, after = storage_partition(original), storage_partition(rewritten)
+    before, after = overlapping_outputs(original), overlapping_outputs(rewritten)
     if before != after:
         i = next(i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b)
-        problem = (
-            f"it shares storage with {_partner(before, i)} in the original, with {_partner(after, i)} after the pass"
-        )
+        problem = f"it shares memory with {_named(before[i])} in the original, with {_named(after[i])} after the pass"
         deltas.append(Delta(rank, f"output {i}", problem=problem, alias=True))
     return deltas
 
@@ -134,20 +132,51 @@ def _leaves(result: RankResult) -> dict[str, Any]:
     return found | {f"input '{name}' after the run": value for name, value in named}
 
 
-def storage_partition(result: RankResult) -> list[int]:
-    """For each output, the first output with the same storage. One without elements shares nothing that could be read."""
-    if result.sharing is not None:
-        return result.sharing
-    first: dict[Any, int] = {}
-    shares = [isinstance(value, torch.Tensor) and value.numel() > 0 for value in result.outputs]
+def overlapping_outputs(result: RankResult) -> list[list[int]]:
+    """For each output, the earlier ones that have an element in common with it: a write into one shows in the other.
+
+    Parts of one buffer that lie side by side have none.
+    """
+    if result.overlaps is not None:
+        return result.overlaps
+    spans = [_span(value) for value in result.outputs]
     return [
-        first.setdefault(value.untyped_storage()._cdata if shared else ("alone", i), i)
-        for i, (value, shared) in enumerate(zip(result.outputs, shares, strict=True))
+        [k for k in range(i) if _meet(spans[k], spans[i]) and _common(result.outputs[k], result.outputs[i])]
+        for i in range(len(spans))
     ]
 
 
-def _partner(partition: list[int], index: int) -> str:
-    return "no earlier output" if partition[index] == index else f"output {partition[index]}"
+def _span(value: Any) -> range:
+    """The addresses from the first to the last element of a tensor; none of what has no memory."""
+    if not isinstance(value, torch.Tensor) or not value.numel() or not value.data_ptr():
+        return range(0)
+    last = sum((n - 1) * stride for n, stride in zip(value.shape, value.stride(), strict=True))
+    return range(value.data_ptr(), value.data_ptr() + (last + 1) * value.itemsize)
+
+
+def _meet(one: range, other: range) -> bool:
+    return max(one.start, other.start) < min(one.stop, other.stop)
+
+
+def _common(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors whose spans meet have a byte in common: columns of one matrix lie between each other."""
+    spans = _span(one), _span(other)
+    start = min(span.start for span in spans)
+    written = torch.zeros(max(span.stop for span in spans) - start, dtype=torch.bool)
+    ours, theirs = (
+        written.as_strided(
+            (*value.shape, value.itemsize), (*(n * value.itemsize for n in value.stride()), 1), span.start - start
+        )
+        for value, span in zip((one, other), spans, strict=True)
+    )
+    ours.fill_(True)
+    return bool(theirs.any())
+
+
+def _named(outputs: list[int]) -> str:
+    if not outputs:
+        return "no earlier output"
+    return f"output{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}"
 
 
 def _compare(rank: int, label: str, expected: Any, actual: Any, scale: float | None = None) -> Delta:

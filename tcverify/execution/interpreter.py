@@ -69,7 +69,7 @@ class RankResult:
         values: every node's value, when observed.
         error: set when a node raised.
         digest: projections of the outputs, when the rank ran elsewhere; see `compare.digest`.
-        sharing: for each output, the first one with the same storage; None if the outputs' storages show it.
+        overlaps: see `compare.overlapping_outputs`; None if the outputs show it.
         scales: for each output its largest magnitude, if known.
     """
 
@@ -83,7 +83,7 @@ class RankResult:
     values: dict[str, Any] | None = None
     error: NodeError | None = None
     digest: list[list[float]] = field(default_factory=list)
-    sharing: list[int] | None = None
+    overlaps: list[list[int]] | None = None
     scales: Sequence[float | None] = ()
 
 

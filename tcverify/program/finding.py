@@ -84,7 +84,7 @@ KINDS = {
     "buffer-mismatch": "a communication buffer cannot hold its value, or differs between ranks",
     "wrong-value": "an output differs from the original's",
     "arena-mismatch": "a value in a communication buffer is overwritten, or differs from its value outside the buffer",
-    "wrong-alias": "outputs do not share storage as the original's do",
+    "wrong-alias": "outputs do not share memory as the original's do",
     "rewritten-raises": "the rewritten program raises where the original did not",
     "impure-pass": "the pass is not a pure function of its graph",
     "pass-raised": "the pass raised",

@@ -111,7 +111,6 @@ class _Rank:
             with torch.no_grad(), _Collectives(self):
                 outputs = pytree.tree_leaves(self.call(*self.result.inputs))
             self.result.outputs, self.result.structure = outputs, f"{len(outputs)} values"
-            self.result.sharing = _overlaps(outputs)
         except _Abandoned:
             pass
         except Exception as error:  # noqa: BLE001 - any error of the code is an observation about it
@@ -127,26 +126,6 @@ class _Rank:
         if isinstance(answer, _Abandoned):
             raise answer
         return answer
-
-
-def _overlaps(outputs: Sequence[Any]) -> list[int]:
-    """For each output, the first one in whose memory it lies: compilers may put results side by side into one buffer."""
-    spans = [_span(value) if isinstance(value, Tensor) else range(0) for value in outputs]
-    return [
-        next(
-            (k for k, other in enumerate(spans[:number]) if max(span.start, other.start) < min(span.stop, other.stop)),
-            number,
-        )
-        for number, span in enumerate(spans)
-    ]
-
-
-def _span(value: Tensor) -> range:
-    """The addresses from the first to the last element."""
-    if not value.numel():
-        return range(0)
-    last = sum((n - 1) * stride for n, stride in zip(value.shape, value.stride(), strict=True))
-    return range(value.data_ptr(), value.data_ptr() + (last + 1) * value.itemsize)
 
 
 class _Collectives(TorchDispatchMode):

@@ -59,6 +59,6 @@ def test_another_integer_counts_unless_perturbations_flip_it(flips: bool) -> Non
 
 @pytest.mark.parametrize(("difference", "kinds"), [(0.0, ["wrong-alias"]), (1e-3, ["wrong-value", "wrong-alias"])])
 def test_an_output_may_share_storage_differently_and_be_wrong_besides(difference: float, kinds: list[str]) -> None:
-    shared = Delta(0, "output 0", problem="it shares storage with output 1 after the pass", alias=True)
+    shared = Delta(0, "output 0", problem="it shares memory with output 1 after the pass", alias=True)
     found = judged(delta(difference), shared)
     assert [one.kind for one in found if isinstance(one, Finding)] == kinds

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tcverify.execution import Delta, RankResult, compare_ranks, digest
+from tcverify.execution.compare import overlapping_outputs
 from tests import warm
 
 INF, NAN = math.inf, math.nan
@@ -166,13 +167,30 @@ def test_a_rewrite_that_splits_shared_outputs_is_seen() -> None:
     found = compare_ranks(result(shared, shared[:1]), result(shared, shared[:1].clone()))
     (alias,) = [d for d in found if d.alias]
     assert alias.label == "output 1"
-    assert alias.problem == ("it shares storage with output 0 in the original, with no earlier output after the pass")
+    assert alias.problem == "it shares memory with output 0 in the original, with no earlier output after the pass"
 
 
 def test_a_rewrite_that_joins_outputs_is_seen() -> None:
     one, shared = tensor(1, 2), tensor(1, 2)
     found = compare_ranks(result(one, one.clone()), result(shared, shared))
     assert [d.label for d in found if d.alias] == ["output 1"]
+
+
+def test_parts_that_lie_side_by_side_are_like_tensors_of_their_own() -> None:
+    """Gradients in a bucket, one behind the other or as columns: a write into one does not show in the other."""
+    rows, columns = tensor(1, 2, 3, 4).split(2), torch.arange(8.0).view(2, 4).split(2, 1)
+    apart = [part.clone() for part in (*rows, *columns)]
+    assert not any(d.alias for d in compare_ranks(result(*rows, *columns), result(*apart)))
+
+
+def test_outputs_are_told_with_all_that_they_overlap() -> None:
+    base = torch.arange(8, dtype=torch.float64)
+    outputs = (base[:4], base[4:], base[3:5], base[::2], base[1::2], base[:0], 7, base[5:].view(torch.int32)[2:])
+    assert overlapping_outputs(result(*outputs)) == [[], [], [0, 1], [0, 1, 2], [0, 1, 2], [], [], [1, 3, 4]]
+    assert overlapping_outputs(result(base.expand(3, 8), base[7:])) == [[], [0]]
+    found = compare_ranks(result(*outputs), result(*outputs[:2], base[3:5].clone(), *outputs[3:]))
+    (alias,) = [d for d in found if d.alias]
+    assert alias.problem == "it shares memory with outputs 0, 1 in the original, with no earlier output after the pass"
 
 
 def test_outputs_that_share_storage_in_both_are_equal() -> None:

@@ -15,7 +15,7 @@ from tcverify.campaign.hypothesis_settings import SETTINGS
 from tcverify.domains import FLOAT64, NATIVE, Domain, Exact
 from tcverify.execution import Lockstep, Run
 from tcverify.execution.asynchrony import TIMINGS
-from tcverify.execution.compare import compare_ranks, storage_partition
+from tcverify.execution.compare import compare_ranks, overlapping_outputs
 from tcverify.execution.lockstep.lockstep import _execute
 from tcverify.execution.lockstep.rank_rows import Alignment
 from tcverify.execution.lockstep.stacked import run_stacked
@@ -52,7 +52,7 @@ def same(plain: Run, stacked: Run, *, exactly: bool) -> None:
     for expected, actual in zip(plain.ranks, stacked.ranks, strict=True):
         assert (actual.structure, actual.input_names) == (expected.structure, expected.input_names)
         assert actual.calls == expected.calls
-        assert storage_partition(actual) == storage_partition(expected)
+        assert overlapping_outputs(actual) == overlapping_outputs(expected)
         for delta in compare_ranks(expected, actual):
             assert delta.problem is None
             assert delta.difference <= (0 if exactly else 1e-12 * delta.scale)
@@ -337,7 +337,7 @@ def test_an_alias_on_some_ranks_alone_is_told_of_these() -> None:
     stacked = run_stacked(program, FLOAT64)
     assert stacked is not None
     same(one_by_one(program), stacked, exactly=True)
-    assert [storage_partition(rank) for rank in stacked.ranks[:2]] == [[0, 1], [0, 0]]
+    assert [overlapping_outputs(rank) for rank in stacked.ranks[:2]] == [[[], []], [[], [0]]]
 
 
 def test_what_a_rank_contributes_is_what_it_computes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +383,7 @@ def test_versions_of_a_program_keep_once_what_they_read_and_return_alike() -> No
         assert [a == b for a, b in zip(*places, strict=True)] == [True, True, False, True]
         differing = [delta.label for delta in compare_ranks(mine, theirs) if delta.difference]
         assert differing == ["output 2"]
-        assert storage_partition(theirs) == [0, 0, 2]
+        assert overlapping_outputs(theirs) == [[], [0], []]
 
 
 def test_an_alias_that_only_one_version_returns_is_told_though_values_are_kept_once() -> None:

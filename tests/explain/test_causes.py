@@ -307,7 +307,7 @@ def test_outputs_that_share_storage_no_more_are_told() -> None:
     before = program(twice)
     assert_told(
         told(before, edited(before, copies)),
-        "output 1 returns 'inserted', .*: it shares storage with output 0 in the original",
+        "output 1 returns 'inserted', .*: it shares memory with output 0 in the original",
     )
 
 

@@ -22,7 +22,7 @@ CONDITIONING = 1e-6
 
 
 def check_equivalence(evidence: Evidence) -> list[Said]:
-    """Compare outputs, mutated inputs and storage sharing on every rank, in every executor and number domain that ran.
+    """Compare outputs, mutated inputs and overlaps of outputs in memory, on every rank, in all executors and domains that ran.
 
     In float64 a difference counts if it exceeds the changes of the original itself under tiny perturbations; in the
     native domain, if the rewritten program's error exceeds what rounding explains; in the exact domain always, if that domain
@@ -135,7 +135,7 @@ def _sizes(delta: Delta, scale: float, noise: float) -> str:
 def _finding(kind: str, delta: Delta, detail: str, comparison: Comparison) -> Finding:
     ranks = sorted({d.rank for d in comparison.deltas if d.label == delta.label and (d.problem or d.difference)})
     where = f"rank {delta.rank}" if len(ranks) < 2 else f"ranks {', '.join(map(str, ranks[:8]))}"
-    what = "shares storage differently" if kind == "wrong-alias" else "is wrong"
+    what = "shares memory differently" if kind == "wrong-alias" else "is wrong"
     title = f"{delta.label} {what} on {where}"
     data = {
         "label": delta.label,

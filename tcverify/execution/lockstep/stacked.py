@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from tcverify.domains import Domain
 from tcverify.execution.asynchrony import Join, Moment, PendingCollective, Timing, storage_of
-from tcverify.execution.compare import compare_ranks, storage_partition
+from tcverify.execution.compare import compare_ranks, overlapping_outputs
 from tcverify.execution.executor import Run
 from tcverify.execution.freed_storages import FreedStorages
 from tcverify.execution.interpreter import RankResult, fill_arguments, rank_inputs, run_rank
@@ -186,7 +186,7 @@ class _Ranks:
         flat, tree = pytree.tree_flatten(map_aggregate(self.plan.result, _filler(values, self.constants[0])))
         if any(isinstance(leaf, RankConstant) for leaf in pytree.tree_leaves(self.plan.result)):
             raise NotStackable
-        sharing = [storage_partition(RankResult(r, own)) for r, own in enumerate(_slices(flat, self.size))]
+        overlaps = [overlapping_outputs(RankResult(r, own)) for r, own in enumerate(_slices(flat, self.size))]
         if self.known is not None and len(flat) == len(self.known):
             flat = [known if _same(value, known) else value for value, known in zip(flat, self.known, strict=True)]
         self.kept.outputs = flat
@@ -202,7 +202,7 @@ class _Ranks:
                 self.plan.placeholders,
                 mutates=self.plan.mutates,
                 calls=self.collectives.calls[r],
-                sharing=sharing[r],
+                overlaps=overlaps[r],
                 scales=[of[r] for of in scales],
             )
             for r in range(self.size)
@@ -427,12 +427,12 @@ def _scales(value: Any, ranks: int) -> list[float | None]:
 
 
 def _check(alone: RankResult, stacked: RankResult, tolerance: float, least: float = 0.0) -> None:
-    """Raise unless the values that a rank has computed alone equal its slices, and share storage in the same way.
+    """Raise unless the values that a rank has computed alone equal its slices, and overlap in memory in the same way.
 
     Args:
         least: the magnitude that the tolerance is relative to at least.
     """
-    if alone.error is not None or storage_partition(alone) != storage_partition(stacked):
+    if alone.error is not None or overlapping_outputs(alone) != overlapping_outputs(stacked):
         raise NotStackable
     for delta in compare_ranks(alone, stacked):
         if delta.problem or delta.overflow or delta.difference > tolerance * max(delta.scale, least):

@@ -78,13 +78,19 @@ def inputs(rank):
 $inputs
 
 
+def span(value):
+    """The addresses of the first element of a tensor and of the end of the last one."""
+    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride())) if value.numel() else -1
+    return value.data_ptr(), value.data_ptr() + (last + 1) * value.element_size()
+
+
 def observed(step, rank):
-    """What a step returns, what it leaves in its inputs, what it called, and whose memory each input and output has."""
+    """What a step returns, leaves in its inputs and calls, and which inputs and outputs overlap each in memory."""
     CALLS.clear()
     given = inputs(rank)
     outputs = [one for one in torch.utils._pytree.tree_leaves(step(*given)) if isinstance(one, torch.Tensor)]
-    places = [one.untyped_storage().data_ptr() for one in (*given, *outputs)]
-    memory = [places.index(place) if place and ALIAS else n for n, place in enumerate(places)]
+    spans = [span(one) for one in (*given, *outputs)] if ALIAS else []
+    memory = [[n for n, one in enumerate(spans) if max(one[0], to[0]) < min(one[1], to[1])] for to in spans]
     found = {f"output {n}": one.detach().clone() for n, one in enumerate(outputs)}
     found.update((f"input {n} after the run", one.detach().clone()) for n, one in enumerate(given))
     return {**found, "calls": list(CALLS), "memory": memory}
