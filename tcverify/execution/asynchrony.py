@@ -87,7 +87,7 @@ class Outstanding:
 
 def contribution(start: Start, timing: Moment) -> torch.Tensor:
     """What a collective reads: a copy where it reads at once."""
-    return start.tensor if timing == "wait" else start.tensor.clone()
+    return start.tensor if timing == "wait" and not start.copied else start.tensor.clone()
 
 
 def unwrite_(start: Start, timing: Moment, domain: Domain) -> None:

@@ -28,12 +28,14 @@ class Start:
     """A rank's request for an asynchronous collective: the call, its contribution, and where the result goes.
 
     Until an op that waits for `output` has run, the contribution may be read, and the output written, at any time. A rank
-    continues at once; an op that has started only returns its output, or views of it.
+    continues at once; an op that has started only returns its output, or views of it. If the contribution is `copied`, it is
+    read at once: what is in flight is the copy.
     """
 
     collective: Collective
     tensor: torch.Tensor
     output: torch.Tensor
+    copied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class Op:
         sized: whether the shape of the result depends on how many ranks that group has; then `fake` is given a `Group` too.
         phase: "start" of an asynchronous collective, "wait" for it, or None. A start reads its operands, and writes its result
             or what it writes into, at any time until its wait.
+        copies: of a start, whether it copies its operands before it returns: they may be written, or freed, at once.
         effect: whether it has effects beyond its result and operands: it keeps its order relative to all communication, and is
             kept even if its result is unused.
         schema: the signature with the op's real writes and aliases, if torch's own does not declare them.
@@ -90,6 +93,7 @@ class Op:
     group: str | None = None
     sized: bool = False
     phase: Phase | None = None
+    copies: bool = False
     effect: bool = False
     schema: str = ""
     uninterpreted: bool = False

@@ -105,8 +105,8 @@ GLOSSARY: dict[str, str] = {
         "program is inconclusive."
     ),
     "in flight": (
-        "of an asynchronous collective: started, and not waited for. Until the wait it may read its operands "
-        "and write its result at any time."
+        "of an asynchronous collective: started, and not waited for. Until the wait it may read its operands, "
+        "unless it has copied them, and write its result at any time."
     ),
     "inconclusive": "of a verdict: there is a doubt and no finding. An inconclusive program never counts as passed.",
     "kernel": "the smallest program on which the pass shows one particular behaviour. It is unrelated to GPU kernels.",

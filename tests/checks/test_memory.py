@@ -62,19 +62,20 @@ def test_values_live_until_they_are_touched_last() -> None:
 def test_what_a_start_reads_lives_until_the_wait() -> None:
     def build(b: Functional) -> Any:
         operand = b.relu(b.x)
-        started = b.start(operand)
+        exchanged, reduced = b.start(operand, kind="all_to_all_single"), b.start(b.relu(operand))
         product = b.mm(b.x)
-        waited = b.wait(started)
-        return b.add(waited, product)
+        waited = b.wait(exchanged)
+        return b.add(waited, product), b.wait(reduced)
 
     made = spans(program(build))
     assert made["relu"] == [("relu", "wait_tensor", TILE)]
-    assert made["all_reduce"] == [("all_reduce", "add", TILE)]
+    assert made["all_to_all_single"] == [("all_to_all_single", "add", TILE)]
+    assert made["relu_1"] == [("relu_1", "all_reduce", TILE)]  # which works on a copy
 
 
 def test_what_nobody_waits_for_is_read_to_the_end() -> None:
     def build(b: Functional) -> Any:
-        b.start(b.relu(b.x))
+        b.start(b.relu(b.x), kind="all_to_all_single")
         return b.mm(b.x)
 
     assert spans(program(build))["relu"] == [("relu", "output", TILE)]
@@ -133,13 +134,13 @@ def test_a_peak_above_the_promise() -> None:
 def test_a_wait_that_sinks_holds_operands_for_longer() -> None:
     def build(b: Functional) -> Any:
         wide = b.call("aten::repeat", b.x, [8, 1])
-        waited = b.wait(b.start(wide))
+        waited = b.wait(b.call("_c10d_functional::all_to_all_single", wide, [16, 16], [16, 16], "dp"))
         small = b.call("aten::sum", waited)
         other = b.call("aten::repeat", b.y, [8, 1])
         return small, b.call("aten::sum", other)
 
     original = program(build)
-    sunk = reordered(original, ["repeat", "all_reduce", "repeat_1", "sum_2", "wait_tensor", "sum_1"])
+    sunk = reordered(original, ["repeat", "all_to_all_single", "repeat_1", "sum_2", "wait_tensor", "sum_1"])
     assert found(original, sunk, memory_budget=0.2).kind == "peak-memory"
 
 
@@ -180,14 +181,14 @@ def test_use_after_free() -> None:
 def test_a_collective_that_reads_what_is_freed_under_it() -> None:
     def build(b: Functional) -> Any:
         value = b.relu(b.x)
-        waited = b.wait(b.start(value))
+        waited = b.wait(b.start(value, kind="all_to_all_single"))
         resize(b, value, 0)
         return waited
 
     original = program(build)
     early = moved(original, "resize_storage_bytes_", before="wait_tensor")
     (finding,) = judge("order", original, early)
-    assert finding.title == "'resize_storage_bytes_' frees 'relu' while 'all_reduce' may still read it"
+    assert finding.title == "'resize_storage_bytes_' frees 'relu' while 'all_to_all_single' may still read it"
     assert kinds("memory", original, early) == []
 
 

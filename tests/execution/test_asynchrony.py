@@ -10,6 +10,8 @@ import torch
 from torch import fx
 
 from tcverify import verify
+from tcverify.checks.ordering.accesses import accesses_of
+from tcverify.checks.ordering.asynchrony import asynchrony_of
 from tcverify.domains import NATIVE, Exact
 from tcverify.execution import Lockstep, ProcessGroupPool, Run, overlapped_starts, run_at_extremes
 from tcverify.ops import REDUCTIONS, ShapeError
@@ -211,18 +213,31 @@ def test_sound_programs_compute_the_same_at_every_extreme() -> None:
             assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
-def test_a_late_collective_reads_what_was_written_behind_its_start() -> None:
+LATE = {
+    "all_gather_into_tensor": (2, "tp"),
+    "all_gather_into_tensor_coalesced": (2, "tp"),
+    "all_to_all_single": ([3, 3], [3, 3], "tp"),
+    "reduce_scatter_tensor": ("max", 2, "tp"),
+}
+AT_ONCE = {"all_reduce": ("max", "tp"), "all_reduce_coalesced": ("max", "tp"), "broadcast": (0, "tp")}
+
+
+@pytest.mark.parametrize("op", [*LATE, *AT_ONCE])
+def test_a_late_collective_reads_what_was_written_behind_its_start(op: str) -> None:
+    """But for those that copy their operand first."""
+    several = op.endswith("_coalesced")
+
     def build(b: GraphBuilder) -> Any:
         y = b.call("aten::mul.Tensor", b.input("x"), 1.0)
-        under_way = start(b, "all_reduce", y, "sum", "tp")
+        under_way = start(b, op, [y] if several else y, *(LATE | AT_ONCE)[op])
         b.call("aten::add_.Tensor", y, 1.0)
-        return wait(b, under_way)
+        return wait(b, b.getitem(under_way, 0) if several else under_way)
 
     p = program(build)
-    total = sum(given(p))
-    torch.testing.assert_close(outputs(LOCKSTEP.run(p, timing="issue"))[0][0], total)
-    torch.testing.assert_close(outputs(LOCKSTEP.run(p, timing="apart"))[0][0], total)
-    torch.testing.assert_close(outputs(LOCKSTEP.run(p, timing="wait"))[0][0], total + 2)
+    early, apart, late = (outputs(LOCKSTEP.run(p, timing=timing))[0][0] for timing in ("issue", "apart", "wait"))
+    torch.testing.assert_close(apart, early)
+    torch.testing.assert_close(late, early + (op in LATE))
+    assert bool(asynchrony_of(accesses_of(p, 0)).hazards) == (op in LATE)
 
 
 def test_of_late_collectives_the_first_to_start_ends_first() -> None:
@@ -231,7 +246,7 @@ def test_of_late_collectives_the_first_to_start_ends_first() -> None:
     def build(b: GraphBuilder) -> Any:
         x = b.input("x")
         y = b.call("aten::mul.Tensor", x, 1.0)
-        first, second = start(b, "all_reduce", x, "sum", "tp"), start(b, "all_reduce", y, "sum", "tp")
+        first, second = (start(b, "reduce_scatter_tensor", value, "sum", 2, "tp") for value in (x, y))
         if b.representative == 1:
             return wait(b, second), wait(b, first)
         waited = wait(b, first)
@@ -240,9 +255,10 @@ def test_of_late_collectives_the_first_to_start_ends_first() -> None:
 
     p = two_graphs(build, TWO)
     total = sum(given(p))
-    for second, first in outputs(LOCKSTEP.run(p, timing="wait")):
-        torch.testing.assert_close(first, total)
-        torch.testing.assert_close(second, total + 1)
+    for rank, (second, first) in enumerate(outputs(LOCKSTEP.run(p, timing="wait"))):
+        own = total[3 * rank : 3 * rank + 3]
+        torch.testing.assert_close(first, own)
+        torch.testing.assert_close(second, own + 1)
 
 
 def test_a_result_that_is_read_too_early_is_poison() -> None:
@@ -401,7 +417,7 @@ def test_a_group_that_the_mesh_does_not_have_is_named() -> None:
 
 def written_behind_the_wait(b: GraphBuilder) -> Any:
     y = b.call("aten::mul.Tensor", b.input("x"), 2.0)
-    total = wait(b, start(b, "all_reduce", y, "sum", "tp"))
+    total = wait(b, start(b, "all_to_all_single", y, [3, 3], [3, 3], "tp"))
     b.call("aten::add_.Tensor", y, 1.0)
     return b.call("aten::add.Tensor", total, y)
 
@@ -416,7 +432,7 @@ def sink_the_wait(gm: fx.GraphModule) -> None:
 def read_the_start(gm: fx.GraphModule) -> None:
     """Read what has not arrived."""
     nodes = {node.name: node for node in gm.graph.nodes}
-    nodes["add"].args = (nodes["all_reduce"], nodes["add"].args[1])
+    nodes["add"].args = (nodes["all_to_all_single"], nodes["add"].args[1])
     nodes["add"].append(nodes["wait_tensor"])
     gm.recompile()
 
@@ -424,15 +440,15 @@ def read_the_start(gm: fx.GraphModule) -> None:
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
-        (sink_the_wait, "'all_reduce' reads and writes as late as it may"),
-        (read_the_start, "'all_reduce' reads where it starts and writes as late as it may"),
+        (sink_the_wait, "'all_to_all_single' reads and writes as late as it may"),
+        (read_the_start, "'all_to_all_single' reads where it starts and writes as late as it may"),
     ],
 )
 def test_races_are_refuted_and_blamed(broken: Callable[[fx.GraphModule], None], words: str) -> None:
     verdict = verify(broken, program(written_behind_the_wait), checks=["equivalence", "interleavings"])
     assert verdict.status == "refuted"
     (finding,) = verdict.findings
-    assert (finding.kind, finding.node) == ("async-race", "all_reduce")
+    assert (finding.kind, finding.node) == ("async-race", "all_to_all_single")
     assert words in finding.title
 
 
@@ -468,7 +484,7 @@ def test_sound_moves_pass() -> None:
 def test_an_original_with_a_race_is_not_held_against_the_pass() -> None:
     def build(b: GraphBuilder) -> Any:
         y = b.call("aten::mul.Tensor", b.input("x"), 2.0)
-        under_way = start(b, "all_reduce", y, "sum", "tp")
+        under_way = start(b, "all_to_all_single", y, [3, 3], [3, 3], "tp")
         b.call("aten::add_.Tensor", y, 1.0)
         return b.call("aten::add.Tensor", wait(b, under_way), b.call("aten::neg", y))
 

@@ -111,11 +111,12 @@ def sum_with_alpha() -> Program:
 
 
 def freed_behind_a_wait() -> Program:
-    """An all_reduce of y that is waited for, then y is freed."""
+    """An all_gather of y that is waited for, then y is freed."""
 
     def build(b: GraphBuilder) -> object:
         made = b.call("aten::neg", b.input("x"))
-        waited = b.call("_c10d_functional::wait_tensor", b.call("_c10d_functional::all_reduce", made, "sum", "tp"))
+        gathered = b.call("_c10d_functional::all_gather_into_tensor", made, 2, "tp")
+        waited = b.call("_c10d_functional::wait_tensor", gathered)
         b.call(RESIZE, made, 0)
         return waited
 

@@ -15,10 +15,11 @@ import torch
 from torch import fx
 
 from tcverify.execution import Lockstep, ProcessGroupPool, Run
+from tcverify.ops import lookup, resolve
 from tcverify.program import VARYING, InputSpec, Mesh, Program, Recipe
 from tests import warm
 from tests.support.async_programs import Functional, program
-from tests.support.c10d_oracle import WORLD, operand, sizes
+from tests.support.c10d_oracle import COPIES, WORLD, operand, sizes
 
 DP = Mesh.grid({"dp": WORLD})
 #: As the oracle's operands.
@@ -110,6 +111,22 @@ def test_lockstep_computes_what_the_kernels_do(case: str) -> None:
         pytest.skip(f"this torch has no kernel to compare with: {missing[0]}")
     single = case not in ("batch", "tagged")
     assert plain(Lockstep().run(made(case))) == [[one] if single else one for one in expected]
+
+
+@pytest.mark.parametrize(("op", "more"), COPIES)
+def test_what_is_written_behind_a_start_that_copies_does_not_show(op: str, more: Any) -> None:
+    """Not even where the collective reads as late as it may."""
+
+    def build(b: Functional) -> Any:
+        several = op.endswith("_coalesced")
+        own = b.call("aten::clone", b.x)
+        started = functional(b, op, [own] if several else own, more, "dp")
+        b.call("aten::fill_.Scalar", own, -1.0)
+        return wait(b, b.getitem(started, 0) if several else started)
+
+    expected = [[answer[f"written_behind_{op}"]] for answer in oracle()]
+    assert plain(Lockstep().run(program(build, mesh=DP, inputs=[X]), timing="wait")) == expected
+    assert lookup(resolve(f"_c10d_functional::{op}")).copies
 
 
 def test_so_do_process_groups(pool: Callable[[int], ProcessGroupPool]) -> None:

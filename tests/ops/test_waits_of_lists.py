@@ -18,12 +18,12 @@ X = InputSpec("x", (6, 4), placements=(("tp", PARTIAL),))
 
 
 def program() -> Program:
-    """Two sums of a coalesced call, waited for at once; then a write into an operand of it."""
+    """Two results of a coalesced call, waited for at once; then a write into an operand of it."""
 
     def build(b: GraphBuilder) -> Any:
         x = b.input("x")
         y = b.call("aten::mul.Tensor", x, 3.0)
-        both = b.call("_c10d_functional::all_reduce_coalesced", [x, y], "sum", "tp")
+        both = b.call("_c10d_functional::reduce_scatter_tensor_coalesced", [x, y], "sum", 2, "tp")
         arrived = b.call("_c10d_functional::wait_tensors", [b.getitem(both, 0), b.getitem(both, 1)])
         first, second = (b.getitem(arrived, i) for i in (0, 1))
         b.call("aten::add_.Tensor", y, 1.0)
@@ -43,7 +43,7 @@ def test_the_list_has_arrived_whenever_it_was_under_way(timing: str) -> None:
     run = Lockstep().run(made, timing=timing)
     assert run.finished, run.why
     for rank, result in enumerate(run.ranks):
-        torch.testing.assert_close(result.outputs[0], -2 * total)
+        torch.testing.assert_close(result.outputs[0], -2 * total[3 * rank : 3 * rank + 3])
         torch.testing.assert_close(result.outputs[1], 3 * made.values(rank)[0].double() + 1)
 
 

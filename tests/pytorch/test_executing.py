@@ -82,12 +82,13 @@ def test_who_does_not_wait_reads_poison(timing: Moment, poisoned: bool) -> None:
 @pytest.mark.parametrize(("timing", "seen"), [("issue", False), ("wait", True), ("apart", False)])
 def test_a_write_to_an_operand_in_flight_shows_where_it_is_read_late(timing: Moment, seen: bool) -> None:
     def overwritten(x: torch.Tensor) -> list[torch.Tensor]:
-        under_way = start(x)
+        late, copied = c10d.all_gather_into_tensor.default(x, 2, "tp"), start(x)
         x.zero_()
-        return [c10d.wait_tensor.default(under_way)]
+        return [c10d.wait_tensor.default(late), c10d.wait_tensor.default(copied)]
 
     found = run([overwritten] * 2, timing)
-    assert bool((found.ranks[1].outputs[0] == 0).all()) == seen
+    late, copied = (bool((output == 0).all()) for output in found.ranks[1].outputs)
+    assert (late, copied) == (seen, False)
 
 
 def test_a_rank_that_does_not_take_part_leaves_the_others_waiting_and_no_thread() -> None:

@@ -128,7 +128,7 @@ def begun() -> tuple[AsyncDraft, DraftValue]:
 
 def test_what_is_under_way_is_neither_read_nor_written_into() -> None:
     draft, x = begun()
-    under_way = draft.call(AR, x, "sum", "tp")
+    under_way = draft.call("_c10d_functional::all_to_all_single", x, [2, 2], [2, 2], "tp")
     for op, *args in (("aten::relu", under_way), ("aten::add_.Tensor", under_way, x), ("aten::add_.Tensor", x, x)):
         with pytest.raises(NoSite):
             draft.call(str(op), *args)
@@ -137,6 +137,14 @@ def test_what_is_under_way_is_neither_read_nor_written_into() -> None:
     arrived = draft.call(WAIT, under_way)
     draft.call("aten::add_.Tensor", x, arrived)
     assert draft.flying == {}
+
+
+def test_what_a_start_has_copied_may_be_written_at_once() -> None:
+    draft, x = begun()
+    under_way = draft.call(AR, x, "sum", "tp")
+    draft.call("aten::add_.Tensor", x, x)
+    with pytest.raises(NoSite):
+        draft.call("aten::relu", under_way)
 
 
 def test_a_view_of_what_is_under_way_is_under_way_too_and_waiting_for_it_is_enough() -> None:
@@ -150,7 +158,7 @@ def test_a_view_of_what_is_under_way_is_under_way_too_and_waiting_for_it_is_enou
 def test_a_coalesced_call_reads_until_all_of_it_has_arrived() -> None:
     draft, x = begun()
     y = draft.input("x", (4, 2))
-    both = draft.call(f"{AR}_coalesced", [x, y], "sum", "tp")
+    both = draft.call("_c10d_functional::all_gather_into_tensor_coalesced", [x, y], 2, "tp")
     draft.call(WAIT, draft.item(both, 0))
     assert not draft.writable(x)
     draft.call(WAIT, draft.item(both, 1))
@@ -170,7 +178,7 @@ def test_what_did_not_fit_leaves_nothing_behind() -> None:
 
     def write(w: BucketingWriter) -> None:
         w.pool.append(draft.input("x", (4, 2)))
-        draft.call(AR, x, "sum", "tp")
+        draft.call("_c10d_functional::all_to_all_single", x, [2, 2], [2, 2], "tp")
         draft.call("aten::add_.Tensor", x, x)
 
     assert not attempt(w, write)

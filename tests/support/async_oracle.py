@@ -64,7 +64,7 @@ def _call(b: Functional, move: Move, x: fx.Node, y: fx.Node) -> list[fx.Node]:
         case "view":
             return [b.call("aten::view", x, [4, 4])]
         case "start":
-            return [b.start(x)]
+            return [b.start(x, kind="all_to_all_single")]
         case "start_":
             return [b.start(x, kind="all_reduce_")]
         case "wait":
@@ -78,11 +78,12 @@ def _call(b: Functional, move: Move, x: fx.Node, y: fx.Node) -> list[fx.Node]:
 
 @dataclass(frozen=True)
 class _Flight:
-    """From storage to storage, started by a move; it must have ended before the move `until`."""
+    """From storage to storage, started by a move; it must have ended before the move `until`. Some read at once."""
 
     start: int
     source: int
     target: int
+    copied: bool
     until: int
 
 
@@ -107,7 +108,7 @@ def races(moves: list[Move]) -> bool:
 def _flights(moves: list[Move]) -> tuple[list[_Flight], list[int]]:
     """What is on its way, until when, and the storage of every value."""
     where = [0, 1]
-    under_way: list[tuple[int, int, int]] = []
+    under_way: list[tuple[int, int, int, bool]] = []
     flights: list[_Flight] = []
     storages = 2
     for index, move in enumerate(moves):
@@ -117,7 +118,7 @@ def _flights(moves: list[Move]) -> tuple[list[_Flight], list[int]]:
             storages += len(made)
         if move.kind in ("start", "start_", "pair"):
             sources = [where[move.a], where[move.b]][: len(made)]
-            under_way += [(index, source, target) for source, target in zip(sources, made, strict=True)]
+            under_way += [(index, *ends, move.kind == "pair") for ends in zip(sources, made, strict=True)]
         if move.kind == "wait":
             flights += [_Flight(*one, index) for one in under_way if one[2] == where[move.a]]
             under_way = [one for one in under_way if one[2] != where[move.a]]
@@ -129,7 +130,8 @@ def _flights(moves: list[Move]) -> tuple[list[_Flight], list[int]]:
 def _moments(flight: _Flight) -> Iterator[tuple[int, int]]:
     """When it reads, and when it writes: behind which move."""
     slots = range(flight.start, flight.until)
-    return ((read, write) for read in slots for write in slots if read <= write)
+    reads = slots[:1] if flight.copied else slots
+    return ((read, write) for read in reads for write in slots if read <= write)
 
 
 def _play(

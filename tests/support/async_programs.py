@@ -24,7 +24,11 @@ class Functional(Writing):
     """A builder of functional collectives."""
 
     def start(self, value: Any, group: str = "dp", kind: str = "all_reduce", cost_s: float | None = None) -> fx.Node:
-        arguments = {"all_gather_into_tensor": (2, group), "reduce_scatter_tensor": ("sum", 2, group)}
+        arguments = {
+            "all_gather_into_tensor": (2, group),
+            "reduce_scatter_tensor": ("sum", 2, group),
+            "all_to_all_single": ([2, 2], [2, 2], group),
+        }
         more = arguments.get(kind, ("sum", group))
         return self.work(f"_c10d_functional::{kind}", value, *more, cost_s=cost_s)
 

@@ -10,6 +10,7 @@ import multiprocessing as mp
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ import torch.distributed._functional_collectives
 import torch.distributed.tensor
 
 WORLD = 3
+
+#: Collectives that copy their operand before they return, with their arguments.
+COPIES = (("all_reduce", "sum"), ("all_reduce_coalesced", "sum"), ("broadcast", 0))
 
 
 def operand(rank: int) -> torch.Tensor:
@@ -51,7 +55,21 @@ def _cases(group: str, rank: int) -> dict[str, Callable[[], Any]]:
             return [c10d.wait_tensor(y) for y in started]
         return []
 
+    def written_behind(op: str, *more: Any) -> Callable[[], Any]:
+        """Write into an operand behind a start for which the other ranks are late."""
+
+        def call() -> Any:
+            own = x.clone()
+            dist.barrier()
+            time.sleep(0.2 * (rank > 0))
+            started = getattr(c10d, op)([own] if op.endswith("_coalesced") else own, *more, group)
+            own.fill_(-1.0)
+            return c10d.wait_tensor(started[0] if op.endswith("_coalesced") else started)
+
+        return call
+
     return {
+        **{f"written_behind_{op}": written_behind(op, *more) for op, *more in COPIES},
         "all_to_all": lambda: c10d.wait_tensor(autograd.all_to_all_single(x, *sizes(rank), group)),
         "all_gather": lambda: c10d.wait_tensor(autograd.all_gather_into_tensor(x, WORLD, group)),
         "reduce_scatter": lambda: c10d.wait_tensor(autograd.reduce_scatter_tensor(x, "avg", WORLD, group)),

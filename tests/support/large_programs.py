@@ -143,12 +143,14 @@ def tensor_parallel(
 def data_parallel(layers: int, ranks: int = 2, marked: int | None = None, hidden: int = HIDDEN) -> Program:
     """Forward and backward of a deep network: gradients are summed asynchronously, and all waits stand at the end.
 
-    Ten compute nodes a layer, and as many outputs as layers. A marked layer writes into its gradient behind the wait.
+    Ten compute nodes a layer, and as many outputs as layers. A marked layer exchanges its gradient in place of summing it, and
+    writes into it behind the wait.
     """
     specs = [
         InputSpec("x", (TOKENS, hidden), placements=(("tp", VARYING),)),
         *(_parameter(f"weight{i}", (hidden, hidden)) for i in range(layers)),
     ]
+    parts = [hidden // ranks] * ranks
 
     def build(b: GraphBuilder) -> Any:
         named = {spec.name: b.input(spec.name) for spec in specs}
@@ -162,7 +164,8 @@ def data_parallel(layers: int, ranks: int = 2, marked: int | None = None, hidden
             before, made = kept[i]
             gradient = b.call("aten::mul.Tensor", gradient, b.call("aten::sigmoid", made))
             own = b.call("aten::mm", b.call("aten::t", before), gradient)
-            begun = b.call(f"{C}all_reduce", own, "avg", "tp")
+            op, *more = ("all_to_all_single", parts, parts) if i == marked else ("all_reduce", "avg")
+            begun = b.call(f"{C}{op}", own, *more, "tp")
             started.append((i, own, begun))
             gradient = b.call("aten::mm", gradient, b.call("aten::t", named[f"weight{i}"]))
         results = []

@@ -40,6 +40,10 @@ class Builder:
     def start(self, value: Any, dim: str = "tp", cost: float | None = 30) -> Any:
         return self.call("_c10d_functional::all_reduce", value, "sum", dim, cost=cost)
 
+    def exchange(self, value: Any, cost: float | None = 30) -> Any:
+        """The start of a collective that reads its operand until the wait."""
+        return self.call("_c10d_functional::all_to_all_single", value, [2, 2], [2, 2], "tp", cost=cost)
+
     def start_in_place(self, value: Any, dim: str = "tp", cost: float | None = 30) -> Any:
         return self.call("_c10d_functional::all_reduce_", value, "sum", dim, cost=cost)
 

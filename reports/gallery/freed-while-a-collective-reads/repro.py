@@ -6,8 +6,8 @@ from tcverify.replay import reproduce
 # The original program as rank 0 runs it:
 #
 #   v: [1, 2] = input
-#   all_reduce: [1, 2] = all_reduce(v, 'sum', 'tp')
-#   wait_tensor: [1, 2] = wait_tensor(all_reduce)
+#   all_gather_into_tensor: [2, 2] = all_gather_into_tensor(v, 2, 'tp')
+#   wait_tensor: [2, 2] = wait_tensor(all_gather_into_tensor)
 #   resize_storage_bytes_ = resize_storage_bytes_(v, 0)
 #   return ()
 
@@ -25,16 +25,16 @@ DEEP = False
 PASS_TIMEOUT = 20.0
 PROGRAM = (
     '{"format":"tcverify-program","version":1,"mesh":{"world_size":2,"dims":[{"name":"tp","groups":[[0,1]'
-    ']}]},"inputs":[{"name":"v","shape":[1,2],"dtype":"float32","placements":[["tp","partial(sum)"]],"rec'
-    'ipe":{"kind":"uniform","scale":1.0}}],"graphs":[{"nodes":[{"name":"v","op":"placeholder","target":""'
-    ',"args":[],"val":{"shape":[1,2],"stride":[2,1],"dtype":"float32","alias":0}},{"name":"all_reduce","o'
-    'p":"call_function","target":"_c10d_functional::all_reduce","args":[{"node":"v"},"sum","tp"],"val":{"'
-    'shape":[1,2],"stride":[2,1],"dtype":"float32","alias":1}},{"name":"wait_tensor","op":"call_function"'
-    ',"target":"_c10d_functional::wait_tensor","args":[{"node":"all_reduce"}],"val":{"shape":[1,2],"strid'
-    'e":[2,1],"dtype":"float32","alias":1}},{"name":"resize_storage_bytes_","op":"call_function","target"'
-    ':"inductor::resize_storage_bytes_","args":[{"node":"v"},0],"val":{"scalar":null}},{"name":"output","'
-    'op":"output","target":"","args":[{"tuple":[]}]}]}],"ranks":[{"graph":0,"constants":{}},{"graph":0,"c'
-    'onstants":{}}],"seed":0,"labels":[]}'
+    ']}]},"inputs":[{"name":"v","shape":[1,2],"dtype":"float32","placements":[],"recipe":{"kind":"uniform'
+    '","scale":1.0}}],"graphs":[{"nodes":[{"name":"v","op":"placeholder","target":"","args":[],"val":{"sh'
+    'ape":[1,2],"stride":[2,1],"dtype":"float32","alias":0}},{"name":"all_gather_into_tensor","op":"call_'
+    'function","target":"_c10d_functional::all_gather_into_tensor","args":[{"node":"v"},2,"tp"],"val":{"s'
+    'hape":[2,2],"stride":[2,1],"dtype":"float32","alias":1}},{"name":"wait_tensor","op":"call_function",'
+    '"target":"_c10d_functional::wait_tensor","args":[{"node":"all_gather_into_tensor"}],"val":{"shape":['
+    '2,2],"stride":[2,1],"dtype":"float32","alias":1}},{"name":"resize_storage_bytes_","op":"call_functio'
+    'n","target":"inductor::resize_storage_bytes_","args":[{"node":"v"},0],"val":{"scalar":null}},{"name"'
+    ':"output","op":"output","target":"","args":[{"tuple":[]}]}]}],"ranks":[{"graph":0,"constants":{}},{"'
+    'graph":0,"constants":{}}],"seed":0,"labels":[]}'
 )
 
 if __name__ == "__main__":

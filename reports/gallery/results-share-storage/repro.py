@@ -12,9 +12,7 @@ from tcverify.replay import reproduce
 
 PASS = 'tests.mutants.foreign_local:ReturnedAsOne'
 OPTIONS = {}
-CONTRACT = {
-    'metadata': True,
-}
+CONTRACT = {}
 KIND = 'wrong-alias'
 DOMAIN = 'float64'
 DEEP = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
@@ -197,6 +197,7 @@ def _read(graph: fx.Graph, constants: Mapping[str, Any]) -> Accesses:
     holds: dict[fx.Node, tuple[int, ...]] = {}
     numbers: dict[fx.Node, int] = {}
     unknown = set(memory.unknown)
+    buffers: set[int] = set()
     for number, node in enumerate(graph.nodes):
         held = holds[node] = memory.holds[number]
         numbers[node] = number
@@ -216,6 +217,10 @@ def _read(graph: fx.Graph, constants: Mapping[str, Any]) -> Accesses:
             op = lookup(node.target) if node.op == "call_function" else None
             step.op = op.name if op is not None else f"{node.op}::{node.target}"
             _call(step, node, op, memory.writes[number], number in unknown, holds, constants)
+            if op is not None and op.copies:
+                _copy_operands(step, buffers)
+        if step.buffer is not None:
+            buffers.update(held)
         found.steps.append(step)
     return found
 
@@ -246,6 +251,15 @@ def _call(
     else:
         step.writes = writes
         step.reads = step.touches if unknown or not _only_looks(step, writes) else ()
+
+
+def _copy_operands(step: AccessStep, buffers: set[int]) -> None:
+    """Let a start that works on copies of its operands read these at once. Not those in communication buffers: there a compiler
+    leaves the copy out, and peers read the buffer."""
+    step.reads = step.touches
+    step.transfers = tuple(
+        replace(transfer, source=tuple(s for s in transfer.source if s in buffers)) for transfer in step.transfers
+    )
 
 
 def _only_looks(step: AccessStep, writes: tuple[int, ...]) -> bool:

@@ -1,9 +1,9 @@
 """The `_c10d_functional` dialect, as PyTorch defines it: collectives that start and are waited for, on groups with names.
 
 Sources: torch/csrc/distributed/c10d/Functional.cpp and torch/distributed/_functional_collectives.py. A start returns at once, or
-has begun to write into an operand; `wait_tensor` returns its operand when everything in flight to its storage has arrived, and
-`wait_tensors` (torch 2.15) those of a list.
-The group of a call is named by its last positional argument.
+has begun to write into an operand. `all_reduce` and `broadcast` copy their operand first and work on the copy; all others may
+read theirs until the wait. `wait_tensor` returns its operand when everything in flight to its storage has arrived, and
+`wait_tensors` (torch 2.15) those of a list. The group of a call is named by its last positional argument.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def all_reduce(me: int, input: Tensor, reduce_op: str, group_name: Group) -> Ste
     """Reduce over the group into a new tensor."""
     members("all_reduce", me, group_name)
     output = torch.zeros_like(input, memory_format=torch.contiguous_format)
-    yield make_start("all_reduce", input, output, group_name, reduce_op=reduce_op)
+    yield replace(make_start("all_reduce", input, output, group_name, reduce_op=reduce_op), copied=True)
     return output
 
 
@@ -172,7 +172,8 @@ def all_to_all(
 def broadcast(me: int, input: Tensor, src: int, group_name: Group) -> Steps:
     """The tensor of the rank at position `src` of the group."""
     output = torch.zeros_like(input, memory_format=torch.contiguous_format)
-    yield make_start("broadcast", input, output, group_name, root=root_of("broadcast", me, src, group_name))
+    root = root_of("broadcast", me, src, group_name)
+    yield replace(make_start("broadcast", input, output, group_name, root=root), copied=True)
     return output
 
 
@@ -253,22 +254,29 @@ def _fakes(one: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
 
 
 def _op(
-    name: str, run: Callable[..., Steps], fake: Callable[..., Any], *, phase: Phase = "start", schema: str = ""
+    name: str,
+    run: Callable[..., Steps],
+    fake: Callable[..., Any],
+    *,
+    phase: Phase = "start",
+    schema: str = "",
+    copies: bool = False,
 ) -> Op:
     return Op(
         f"_c10d_functional::{name}", run, collective=True, aliases=bool(schema), fake=fake,
         resources=("comm",) if phase == "start" else (), group="group_name" if phase == "start" else None, phase=phase,
+        copies=copies,
         schema=schema,
     )  # fmt: skip
 
 
 OPS = (
-    _op("all_reduce", all_reduce, empty_like),
+    _op("all_reduce", all_reduce, empty_like, copies=True),
     _op(
         "all_reduce_", all_reduce_, _fake_in_place("all_reduce_"),
         schema="(Tensor(a!) input, str reduce_op, str group_name) -> Tensor(a!)",
     ),
-    _op("all_reduce_coalesced", _each(all_reduce), _fakes(empty_like)),
+    _op("all_reduce_coalesced", _each(all_reduce), _fakes(empty_like), copies=True),
     _op(
         "all_reduce_coalesced_", _each(all_reduce_), _fakes(_fake_in_place("all_reduce_coalesced_")),
         schema="(Tensor(a!)[] inputs, str reduce_op, str group_name) -> Tensor(a!)[]",
@@ -286,7 +294,7 @@ OPS = (
         schema="(Tensor input, str reduce_op, int group_size, str group_name, *, Tensor(a!) out) -> Tensor(a!)",
     ),
     _op("all_to_all_single", all_to_all, _fake_all_to_all),
-    _op("broadcast", broadcast, empty_like),
+    _op("broadcast", broadcast, empty_like, copies=True),
     _op(
         "broadcast_", broadcast_, _fake_in_place("broadcast_"),
         schema="(Tensor(a!) input, int src, str group_name) -> Tensor(a!)",

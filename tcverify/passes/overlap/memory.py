@@ -251,11 +251,12 @@ class StorageWalk:
         return len(self._sizes) - 1
 
     def extend(self, touched: Sequence[dict[int, None]]) -> None:
-        """Let what a collective reads live until the wait that completes it, and to the end where there is none."""
+        """Let what a collective reads live until the wait that completes it, and to the end where there is none; not what it
+        has copied."""
         pending: dict[int, list[int]] = {}  # storage in flight → storages that are read for it
         for node, of in zip(self._found.nodes, touched, strict=True):
             kind = self._found.kind(node)
-            if kind == "start":
+            if kind == "start" and not lookup(node.target).copies:
                 for sources, targets in self._transfers(node):
                     for target in targets:
                         pending.setdefault(target, []).extend(sources)

@@ -79,7 +79,7 @@ def _untidy(facts: Facts, number: int) -> int:
         touches = (read | written) if written or not own or not own <= read or phase == "start" else set()
         count += any(touches & writes or written & reads for reads, writes in under_way.values())
         if phase == "start":
-            under_way[step.name] = read, own | written
+            under_way[step.name] = set() if lookup(step.target).copies else read, own | written
     return count + len(under_way)
 
 

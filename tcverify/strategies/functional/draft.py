@@ -100,7 +100,8 @@ class AsyncDraft(ProgramDraft):
         if not views and any(self._disturbs(flight, read, written) for flight in self.flying.values()):
             raise NoSite
         if meaning.phase == "start":
-            self.flying[number] = Flight(frozenset(read), frozenset(made | written))
+            reads = frozenset() if meaning.copies else frozenset(read)
+            self.flying[number] = Flight(reads, frozenset(made | written))
 
     def _touched(self, target: Any, step: DraftStep) -> tuple[set[int], set[int]]:
         """The storages of the operands, and those among them that the call writes into."""

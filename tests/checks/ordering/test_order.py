@@ -54,16 +54,30 @@ def test_reading_a_result_before_it_has_arrived() -> None:
 def test_writing_into_what_a_start_still_reads() -> None:
     def build(b: Functional) -> Any:
         copy = b.relu(b.x)
-        waited = b.wait(b.start(copy))
+        waited = b.wait(b.start(copy, kind="all_gather_into_tensor"))
         return waited, b.add_(copy, b.y)
 
     original = program(build)
     assert kinds("order", original, original) == []
     finding = found(original, moved(original, "wait_tensor", before="output"))
     assert (finding.kind, finding.node) == ("async-race", "add_")
-    assert finding.title == "'add_' writes into 'relu' while 'all_reduce' may still read it"
+    assert finding.title == "'add_' writes into 'relu' while 'all_gather_into_tensor' may still read it"
     assert finding.data["racing"] == "input"
     assert finding.data["value"] == "relu"
+
+
+def test_writing_into_what_a_start_has_copied() -> None:
+    """An all_reduce reads its operand at once, and nothing else of the order changes: a start behind the write is wrong."""
+
+    def build(b: Functional) -> Any:
+        copy = b.relu(b.x)
+        waited = b.wait(b.start(copy))
+        return waited, b.add_(copy, b.y)
+
+    original = program(build)
+    assert kinds("order", original, moved(original, "wait_tensor", before="output")) == []
+    behind = reordered(original, ["relu", "add_", "all_reduce", "wait_tensor"])
+    assert found(original, behind, order=True).kind == "broken-order"
 
 
 def test_views_of_what_is_under_way_are_no_accesses() -> None:
@@ -139,7 +153,7 @@ def test_waits_that_are_shared_or_repeated_are_sound() -> None:
 def test_tensors_of_a_coalesced_collective_arrive_one_by_one() -> None:
     def build(b: Functional) -> Any:
         left, right = b.relu(b.x), b.relu(b.y)
-        started = b.call("_c10d_functional::all_reduce_coalesced", [left, right], "sum", "dp")
+        started = b.call("_c10d_functional::all_gather_into_tensor_coalesced", [left, right], 2, "dp")
         first, second = b.getitem(started, 0), b.getitem(started, 1)
         a = b.wait(first)
         changed = b.add_(left, b.y)
@@ -148,10 +162,11 @@ def test_tensors_of_a_coalesced_collective_arrive_one_by_one() -> None:
     original = program(build)
     assert kinds("order", original, original) == []
     finding = found(original, moved(original, "add_", before="wait_tensor"))
-    assert finding.title == "'add_' writes into 'relu' while 'all_reduce_coalesced' may still read it"
+    assert finding.title == "'add_' writes into 'relu' while 'all_gather_into_tensor_coalesced' may still read it"
     # what the second one reads is under way until its own wait
     other = edited(original, lambda graph, nodes: nodes["add_"].update_arg(0, nodes["relu_1"]))
-    assert found(original, other).title == "'add_' writes into 'relu_1' while 'all_reduce_coalesced' may still read it"
+    expected = "'add_' writes into 'relu_1' while 'all_gather_into_tensor_coalesced' may still read it"
+    assert found(original, other).title == expected
 
 
 def test_parts_of_a_buffer_that_lie_apart_may_be_under_way_at_once() -> None:

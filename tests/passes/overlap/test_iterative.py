@@ -201,13 +201,13 @@ def test_a_wait_goes_behind_other_starts_unless_told_not_to() -> None:
 
 def test_memory_keeps_a_wait_where_it_is() -> None:
     def build(b: Builder) -> Any:
-        sent = b.start(b.relu(b["x"]), cost=12)  # what is sent lives until the wait
+        sent = b.exchange(b.relu(b["x"]), cost=12)  # what is sent lives until the wait
         done = b.wait(sent)
         big = b.call("aten::cat", [b["y"]] * 6, cost=10)
         return done, b.call("aten::sum", big, cost=10)
 
     tight, loose = SinkWaitsIterative(check_memory=True), SinkWaitsIterative(check_memory=True, memory_budget=0.2)
-    assert applied(tight, build)[:4] == ["relu", "all_reduce", "wait_tensor", "cat"]
+    assert applied(tight, build)[:4] == ["relu", "all_to_all_single", "wait_tensor", "cat"]
     assert row(tight, "wait_tensor").limit.startswith("peak memory, ")
     assert applied(loose, build)[2] == "cat"
 
@@ -352,7 +352,7 @@ def test_an_order_that_takes_more_memory_is_an_error(monkeypatch: pytest.MonkeyP
 
 def early_wait_of_big(b: Builder) -> Any:
     """What is sent lives until the wait, which stands before the making of something big."""
-    done = b.wait(b.start(b.relu(b["x"]), cost=12))
+    done = b.wait(b.exchange(b.relu(b["x"]), cost=12))
     big = b.call("aten::cat", [b["y"]] * 6, cost=10)
     return done, b.call("aten::sum", big, cost=10)
 

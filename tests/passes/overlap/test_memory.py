@@ -35,7 +35,7 @@ def test_operands_and_results_live_side_by_side() -> None:
 
 def test_what_a_collective_reads_lives_until_it_is_waited_for() -> None:
     def build(b: Builder) -> Any:
-        sent = b.start(b.relu(b["x"]))
+        sent = b.exchange(b.relu(b["x"]))
         other = b.relu(b["y"])
         done = b.wait(sent)
         return b.add(done, other)
@@ -43,9 +43,19 @@ def test_what_a_collective_reads_lives_until_it_is_waited_for() -> None:
     assert levels(build) == [1, 2, 3, 3, 3]
 
 
-def test_of_several_waits_the_first_one_ends_it() -> None:
+def test_what_a_collective_has_copied_does_not() -> None:
     def build(b: Builder) -> Any:
         sent = b.start(b.relu(b["x"]))
+        other = b.relu(b["y"])
+        done = b.wait(sent)
+        return b.add(done, other)
+
+    assert levels(build) == [1, 2, 2, 2, 3]
+
+
+def test_of_several_waits_the_first_one_ends_it() -> None:
+    def build(b: Builder) -> Any:
+        sent = b.exchange(b.relu(b["x"]))
         done = b.wait(sent)
         other = b.relu(b["y"])
         return b.add(b.wait(sent), b.add(done, other))
@@ -55,14 +65,15 @@ def test_of_several_waits_the_first_one_ends_it() -> None:
 
 def test_of_coalesced_operands_each_lives_until_its_own_wait() -> None:
     def build(b: Builder) -> Any:
-        sent = b.call("_c10d_functional::all_reduce_coalesced", [b.relu(b["x"]), b.relu(b["y"])], "sum", "tp")
+        operands = [b.relu(b["x"]), b.relu(b["y"])]
+        sent = b.call("_c10d_functional::all_gather_into_tensor_coalesced", operands, 2, "tp")
         parts = [b.graph.getitem(sent, 0), b.graph.getitem(sent, 1)]
         first = b.wait(parts[0])
         between = b.relu(b["w"])
-        return b.add(b.add(first, between), b.wait(parts[1]))
+        return b.add(first, b.wait(parts[1])), between
 
-    # relu, relu, start, getitem, getitem, wait (then the first operand goes), relu, add, wait (then the second goes), add
-    assert levels(build) == [1, 2, 4, 4, 4, 4, 4, 5, 3, 3]
+    # relu, relu, start, getitem, getitem, wait (then the first operand goes), relu, wait (then the second goes), add
+    assert levels(build) == [1, 2, 6, 6, 6, 6, 6, 6, 7]
 
 
 def test_views_and_in_place_ops_keep_their_storage() -> None:
