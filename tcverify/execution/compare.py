@@ -139,11 +139,10 @@ def overlapping_outputs(result: RankResult) -> list[list[int]]:
     """
     if result.overlaps is not None:
         return result.overlaps
-    spans = [_span(value) for value in result.outputs]
-    return [
-        [k for k in range(i) if _meet(spans[k], spans[i]) and _common(result.outputs[k], result.outputs[i])]
-        for i in range(len(spans))
-    ]
+    found: list[list[int]] = [[] for _ in result.outputs]
+    for late, early in _meeting([_span(value) for value in result.outputs]).items():
+        found[late] = _in_common(result.outputs, late, sorted(early))
+    return found
 
 
 def _span(value: Any) -> range:
@@ -154,23 +153,42 @@ def _span(value: Any) -> range:
     return range(value.data_ptr(), value.data_ptr() + (last + 1) * value.itemsize)
 
 
-def _meet(one: range, other: range) -> bool:
-    return max(one.start, other.start) < min(one.stop, other.stop)
+def _meeting(spans: Sequence[range]) -> dict[int, list[int]]:
+    """For spans that meet earlier ones, which these are. Linear in the pairs that meet, apart from sorting."""
+    found: dict[int, list[int]] = {}
+    begun: list[int] = []
+    for new in sorted((n for n, span in enumerate(spans) if span), key=lambda n: spans[n].start):
+        begun = [old for old in begun if spans[old].stop > spans[new].start]
+        for old in begun:
+            found.setdefault(max(old, new), []).append(min(old, new))
+        begun.append(new)
+    return found
 
 
-def _common(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors whose spans meet have a byte in common: columns of one matrix lie between each other."""
-    spans = _span(one), _span(other)
-    start = min(span.start for span in spans)
-    written = torch.zeros(max(span.stop for span in spans) - start, dtype=torch.bool)
-    ours, theirs = (
-        written.as_strided(
-            (*value.shape, value.itemsize), (*(n * value.itemsize for n in value.stride()), 1), span.start - start
-        )
-        for value, span in zip((one, other), spans, strict=True)
-    )
-    ours.fill_(True)
-    return bool(theirs.any())
+def _in_common(outputs: Sequence[torch.Tensor], late: int, early: Sequence[int]) -> list[int]:
+    """Those of some outputs that have memory in common with another one: columns of a matrix lie between each other.
+
+    Memory is divided into units that no element lies across.
+    """
+    tensors = {number: outputs[number] for number in (late, *early)}
+    start = min(tensor.data_ptr() for tensor in tensors.values())
+    unit = math.gcd(*(n for one in tensors.values() for n in (one.itemsize, one.data_ptr() - start)))
+    written = torch.zeros((max(_span(one).stop for one in tensors.values()) - start) // unit, dtype=torch.bool)
+
+    def units(of: int) -> torch.Tensor:
+        tensor = tensors[of]
+        each = tensor.itemsize // unit
+        strides = (*(n * each for n in tensor.stride()), 1)
+        return written.as_strided((*tensor.shape, each), strides, (tensor.data_ptr() - start) // unit)
+
+    units(late).fill_(True)
+    return [number for number in early if _surely(tensors[number], tensors[late]) or bool(units(number).any())]
+
+
+def _surely(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors whose spans meet have memory in common as the one that begins first leaves no gaps."""
+    first, second = (one, other) if one.data_ptr() <= other.data_ptr() else (other, one)
+    return first.data_ptr() == second.data_ptr() or first.is_contiguous()
 
 
 def _named(outputs: list[int]) -> str:

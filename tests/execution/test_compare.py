@@ -188,6 +188,8 @@ def test_outputs_are_told_with_all_that_they_overlap() -> None:
     outputs = (base[:4], base[4:], base[3:5], base[::2], base[1::2], base[:0], 7, base[5:].view(torch.int32)[2:])
     assert overlapping_outputs(result(*outputs)) == [[], [], [0, 1], [0, 1, 2], [0, 1, 2], [], [], [1, 3, 4]]
     assert overlapping_outputs(result(base.expand(3, 8), base[7:])) == [[], [0]]
+    gaps = base.as_strided((2, 2), (0, 3))  # elements 0 and 3, twice each
+    assert overlapping_outputs(result(gaps, base[1:3], base[3:])) == [[], [], [0]]
     found = compare_ranks(result(*outputs), result(*outputs[:2], base[3:5].clone(), *outputs[3:]))
     (alias,) = [d for d in found if d.alias]
     assert alias.problem == "it shares memory with outputs 0, 1 in the original, with no earlier output after the pass"
