@@ -34,7 +34,7 @@ from tcverify.ops.nested import run_by_meaning
 from tcverify.ops.op import Await, Op, Request, Start
 from tcverify.ops.reductions import REDUCTIONS
 from tcverify.ops.resharding import Resharding
-from tcverify.ops.shapes import ShapeError, fake_tensor, new_fake_mode
+from tcverify.ops.shapes import ShapeError, fake_tensor, new_fake_mode, with_group
 from tcverify.ops.signature import gives_more
 from tcverify.ops.spec import TensorSpec, merged_runs
 from tcverify.ops.table import (
@@ -93,4 +93,5 @@ __all__ = [
     "resolve",
     "run_by_meaning",
     "schema_of",
+    "with_group",
 ]

@@ -109,7 +109,7 @@ def infer_result(
     """
     op.require()
     if op.sized:
-        args, kwargs = _sized(op, target, args, kwargs, groups)
+        args, kwargs = with_group(op, target, args, kwargs, groups)
     # Equal specs with different alias numbers infer alike: number them by first appearance, so that the memo hits.
     numbers: dict[int, int] = {}
     name = target if op.name.startswith("python::") else op.name
@@ -141,10 +141,14 @@ def infer_result(
     return renumber(result) if isinstance(result, TensorSpec) else pytree.tree_map(renumber, result)
 
 
-def _sized(
+def with_group(
     op: Op, target: Any, args: Sequence[Any], kwargs: dict[str, Any], groups: Mapping[str, Sequence[int]]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Put the group that a call names in the place of its name."""
+    """Put the group that a call names in the place of its name.
+
+    Raises:
+        UnsupportedOp: it is not among `groups`.
+    """
 
     def group(name: Any) -> Any:
         ranks = groups.get(name) if isinstance(name, str) else None

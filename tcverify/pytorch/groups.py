@@ -52,6 +52,11 @@ def fake_groups(rank: int, world_size: int, groups: dict[str, tuple[int, ...]]) 
         sys.excepthook = hook  # c10d has put one in its place that marks every line with a rank
 
 
+def known_groups() -> dict[str, tuple[int, ...]]:
+    """The process groups of this process: by name, their members in group order."""
+    return {c10d._world.pg_names[group]: tuple(members) for group, members in c10d._world.pg_group_ranks.items()}
+
+
 def _make(name: str, members: tuple[int, ...], rank: int, store: Any) -> None:
     """Make a group of this name. `new_group` would choose one, and sort the members."""
     make: Any = c10d._new_process_group_helper
@@ -63,4 +68,4 @@ def _make(name: str, members: tuple[int, ...], rank: int, store: Any) -> None:
     c10d._world.pg_group_ranks[group] = {member: place for place, member in enumerate(members)}
 
 
-__all__ = ["fake_groups", "groups_of"]
+__all__ = ["fake_groups", "groups_of", "known_groups"]

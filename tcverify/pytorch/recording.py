@@ -16,7 +16,8 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tcverify.ops import lookup, qualified_name, resolve
+from tcverify.ops import lookup, qualified_name, resolve, with_group
+from tcverify.pytorch.groups import known_groups
 
 Tensor = torch.Tensor
 
@@ -174,6 +175,8 @@ def _performed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         return result
     if op.fake is None:
         return func(*args, **kwargs)
+    if op.sized:
+        args, kwargs = with_group(op, func, args, kwargs, known_groups())
     return pytree.tree_map_only(Tensor, torch.zeros_like, op.fake(*args, **kwargs))
 
 

@@ -90,3 +90,13 @@ def test_collectives_that_write_into_operands_become_functional(form):
 
     program = spmd_program(_MESH, [InputSpec("x", (4, 4))], build)
     assert verify(Compile(), program).status == "passed"
+
+
+def test_collectives_whose_shapes_depend_on_the_group_are_recorded():
+    def build(b):
+        resharded = b.call("_dtensor::shard_dim_alltoall", b.call("aten::relu", b.input("x")), 0, 1, "tp")
+        return b.call("aten::mul.Tensor", resharded, 2.0)
+
+    program = spmd_program(_MESH, [InputSpec("x", (4, 4))], build)
+    assert "_dtensor::shard_dim_alltoall" in _recorded(program)
+    assert verify(Compile(), program).status == "passed"
