@@ -141,7 +141,7 @@ def overlapping_outputs(result: RankResult) -> list[list[int]]:
         return result.overlaps
     found: list[list[int]] = [[] for _ in result.outputs]
     for late, early in _meeting([_span(value) for value in result.outputs]).items():
-        found[late] = _in_common(result.outputs, late, sorted(early))
+        found[late] = [number for number in sorted(early) if _overlap(result.outputs[number], result.outputs[late])]
     return found
 
 
@@ -165,30 +165,25 @@ def _meeting(spans: Sequence[range]) -> dict[int, list[int]]:
     return found
 
 
-def _in_common(outputs: Sequence[torch.Tensor], late: int, early: Sequence[int]) -> list[int]:
-    """Those of some outputs that have memory in common with another one: columns of a matrix lie between each other.
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors whose spans meet have memory in common: columns of a matrix lie between each other.
 
     Memory is divided into units that no element lies across.
     """
-    tensors = {number: outputs[number] for number in (late, *early)}
-    start = min(tensor.data_ptr() for tensor in tensors.values())
-    unit = math.gcd(*(n for one in tensors.values() for n in (one.itemsize, one.data_ptr() - start)))
-    written = torch.zeros((max(_span(one).stop for one in tensors.values()) - start) // unit, dtype=torch.bool)
+    first, second = (one, other) if one.data_ptr() <= other.data_ptr() else (other, one)
+    start = first.data_ptr()
+    if second.data_ptr() == start or first.is_contiguous():
+        return True
+    unit = math.gcd(first.itemsize, second.itemsize, second.data_ptr() - start)
+    written = torch.zeros((max(_span(first).stop, _span(second).stop) - start) // unit, dtype=torch.bool)
 
-    def units(of: int) -> torch.Tensor:
-        tensor = tensors[of]
+    def units(tensor: torch.Tensor) -> torch.Tensor:
         each = tensor.itemsize // unit
         strides = (*(n * each for n in tensor.stride()), 1)
         return written.as_strided((*tensor.shape, each), strides, (tensor.data_ptr() - start) // unit)
 
-    units(late).fill_(True)
-    return [number for number in early if _surely(tensors[number], tensors[late]) or bool(units(number).any())]
-
-
-def _surely(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors whose spans meet have memory in common as the one that begins first leaves no gaps."""
-    first, second = (one, other) if one.data_ptr() <= other.data_ptr() else (other, one)
-    return first.data_ptr() == second.data_ptr() or first.is_contiguous()
+    units(first).fill_(True)
+    return bool(units(second).any())
 
 
 def _named(outputs: list[int]) -> str:

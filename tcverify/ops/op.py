@@ -66,7 +66,8 @@ class Op:
         sized: whether the shape of the result depends on how many ranks that group has; then `fake` is given a `Group` too.
         phase: "start" of an asynchronous collective, "wait" for it, or None. A start reads its operands, and writes its result
             or what it writes into, at any time until its wait.
-        copies: of a start, whether it copies its operands before it returns: they may be written, or freed, at once.
+        copies: of a start, whether it copies its operands before it returns (its `Start`s are `copied`): they may be written, or
+            freed, at once.
         effect: whether it has effects beyond its result and operands: it keeps its order relative to all communication, and is
             kept even if its result is unused.
         schema: the signature with the op's real writes and aliases, if torch's own does not declare them.

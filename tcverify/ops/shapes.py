@@ -7,6 +7,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -109,7 +110,7 @@ def infer_result(
     """
     op.require()
     if op.sized:
-        args, kwargs = with_group(op, target, args, kwargs, groups)
+        args, kwargs = with_group(op, target, args, kwargs, partial(_require_group, op, groups))
     # Equal specs with different alias numbers infer alike: number them by first appearance, so that the memo hits.
     numbers: dict[int, int] = {}
     name = target if op.name.startswith("python::") else op.name
@@ -141,24 +142,20 @@ def infer_result(
     return renumber(result) if isinstance(result, TensorSpec) else pytree.tree_map(renumber, result)
 
 
+def _require_group(op: Op, groups: Mapping[str, Sequence[int]], name: Any) -> Group:
+    ranks = groups.get(name) if isinstance(name, str) else None
+    if ranks is None:
+        raise UnsupportedOp(op.name, f"its shape depends on the size of group {name!r}, which is not known")
+    return Group(name, tuple(ranks))
+
+
 def with_group(
-    op: Op, target: Any, args: Sequence[Any], kwargs: dict[str, Any], groups: Mapping[str, Sequence[int]]
-) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Put the group that a call names in the place of its name.
-
-    Raises:
-        UnsupportedOp: it is not among `groups`.
-    """
-
-    def group(name: Any) -> Any:
-        ranks = groups.get(name) if isinstance(name, str) else None
-        if ranks is None:
-            raise UnsupportedOp(op.name, f"its shape depends on the size of group {name!r}, which is not known")
-        return Group(name, tuple(ranks))
-
+    op: Op, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], find: Callable[[Any], Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Put what is found for the group that a call names in the place of its name."""
     names = [argument.name for argument in target._schema.arguments]
-    given = [group(value) if name == op.group else value for name, value in zip(names, args, strict=False)]
-    return given, {name: group(value) if name == op.group else value for name, value in kwargs.items()}
+    given = [find(value) if name == op.group else value for name, value in zip(names, args, strict=False)]
+    return given, {name: find(value) if name == op.group else value for name, value in kwargs.items()}
 
 
 _MEMO: dict[Any, Any] = {}

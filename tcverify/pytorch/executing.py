@@ -25,7 +25,7 @@ from tcverify.execution.asynchrony import Moment, Outstanding
 from tcverify.execution.interpreter import Event, collective_events
 from tcverify.execution.lockstep.lockstep import drive_ranks
 from tcverify.execution.plan import first_line
-from tcverify.ops import Group, Op, lookup, schema_of
+from tcverify.ops import Group, lookup, with_group
 from tcverify.program import Program
 
 Tensor = torch.Tensor
@@ -148,7 +148,7 @@ class _Collectives(TorchDispatchMode):
             return func(*args, **kwargs)
         rank = self._rank
         name = f"{op.name.partition('::')[2]}_{next(self._numbers)}"
-        args, kwargs = _with_group(func, op, args, kwargs, rank.groups)
+        args, kwargs = with_group(op, func, args, kwargs, lambda name: rank.groups.get(name, name))
         steps = op.require()(rank.result.rank, *args, **kwargs)
         events = collective_events(name, steps, rank.result, rank.outstanding, lambda *_: None)
         answer = None
@@ -158,18 +158,6 @@ class _Collectives(TorchDispatchMode):
             except StopIteration as stop:
                 return stop.value
             answer = rank.ask(event)
-
-
-def _with_group(
-    func: Any, op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], groups: Mapping[str, Group]
-) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call, with the group in place of its name."""
-    if op.group is None:
-        return list(args), dict(kwargs)
-    schema = schema_of(func)
-    names = [argument.name for argument in schema.arguments] if schema is not None else []
-    given = [groups.get(value, value) if name == op.group else value for name, value in zip(names, args, strict=False)]
-    return given, {name: groups.get(value, value) if name == op.group else value for name, value in kwargs.items()}
 
 
 __all__ = ["Call", "run_calls"]

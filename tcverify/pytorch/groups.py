@@ -13,6 +13,7 @@ from torch import fx
 from torch.distributed import distributed_c10d as c10d
 
 from tcverify.errors import Unsupported
+from tcverify.ops import Group
 
 #: Used, and never waited for.
 _TIMEOUT = datetime.timedelta(minutes=1)
@@ -52,9 +53,10 @@ def fake_groups(rank: int, world_size: int, groups: dict[str, tuple[int, ...]]) 
         sys.excepthook = hook  # c10d has put one in its place that marks every line with a rank
 
 
-def known_groups() -> dict[str, tuple[int, ...]]:
-    """The process groups of this process: by name, their members in group order."""
-    return {c10d._world.pg_names[group]: tuple(members) for group, members in c10d._world.pg_group_ranks.items()}
+def known_groups() -> dict[str, Group]:
+    """The process groups of this process by name, as groups that ops are given."""
+    ranks = c10d._world.pg_group_ranks
+    return {name: Group(name, tuple(ranks[group])) for group, name in c10d._world.pg_names.items()}
 
 
 def _make(name: str, members: tuple[int, ...], rank: int, store: Any) -> None:

@@ -176,7 +176,7 @@ def _performed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     if op.fake is None:
         return func(*args, **kwargs)
     if op.sized:
-        args, kwargs = with_group(op, func, args, kwargs, known_groups())
+        args, kwargs = with_group(op, func, args, kwargs, known_groups().__getitem__)
     return pytree.tree_map_only(Tensor, torch.zeros_like, op.fake(*args, **kwargs))
 
 

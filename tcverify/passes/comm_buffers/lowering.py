@@ -285,7 +285,9 @@ def operands(start: fx.Node) -> list[fx.Node]:
 def may_be_placed(storage: Storage) -> bool:
     """Whether a compiler can choose where a storage lies: what a call of this graph makes, unless a library allocates it."""
     op = operation(storage.owner) if storage.owner is not None else None
-    if op is None or op.effect or op.collective or storage.odd or storage.returned or storage.spec is None:
+    if op is None or op.effect or op.collective or storage.spec is None:
+        return False
+    if storage.odd or storage.returned or storage.overwritten:
         return False
     return is_contiguous(storage.spec) and storage.spec.offset == 0 and storage.spec.numel > 0
 

@@ -16,6 +16,7 @@ from torch import fx
 
 from tcverify.errors import UnsupportedOp
 from tcverify.ops import Op, ShapeError, TensorSpec, lookup
+from tcverify.ops.aliasing import mutated_operands
 from tcverify.ops.leaves import leaves
 from tcverify.program.specs import InferredSpecs, same_layout
 
@@ -35,6 +36,8 @@ class Storage:
         reads: the two starts that need it longest while they are in flight, as (position of the end, start), latest first.
         returned: whether an output lives in it.
         odd: whether something is done with it that cannot be followed.
+        overwritten: whether a node writes into it while a start that has copied it is in flight: in a buffer, which peers read
+            until the wait, there would be no copy.
         group: the group in whose buffers it is to live, once that is known.
     """
 
@@ -45,6 +48,7 @@ class Storage:
     reads: tuple[tuple[int, fx.Node], ...] = ()
     returned: bool = False
     odd: bool = False
+    overwritten: bool = False
     group: str | None = None
     _into: Storage | None = None
 
@@ -84,6 +88,7 @@ class Storage:
         self.touched = max(self.touched, other.touched)
         self.needed(other.reads)
         self.returned, self.odd = self.returned or other.returned, self.odd or other.odd
+        self.overwritten |= other.overwritten
 
 
 @dataclass(slots=True, eq=False)
@@ -178,6 +183,7 @@ def analyse(graph: fx.Graph) -> Analysis:
     found = Analysis()
     pending: dict[Storage, list[CollectiveFlight]] = {}
     ended: dict[Storage, tuple[CollectiveFlight, ...]] = {}
+    copied: dict[Storage, list[CollectiveFlight]] = {}
     for position, node in enumerate(graph.nodes):
         found.position[node] = position
         operands = node.all_input_nodes
@@ -200,8 +206,12 @@ def analyse(graph: fx.Graph) -> Analysis:
                     storage.odd = True
         if node.op.startswith("call") and _talks(op):
             found.talkers.append((position, group_of(node)))
+        if copied and (op is None or op.phase != "wait"):
+            _overwrite(found, node, copied)
         if op is not None and op.phase == "start":
             _begin(found, node, position, touched, pending)
+            for storage in touched if op.copies else ():
+                copied.setdefault(storage, []).append(found.flights[node])
         elif op is not None and op.phase == "wait":
             _end(found, node, position, touched, pending, ended)
     _settle(found, len(found.position) - 1)
@@ -262,6 +272,13 @@ def _begin(
     for storage in outputs:
         pending.setdefault(storage, []).append(flight)
     found.flights[node] = flight
+
+
+def _overwrite(found: Analysis, node: fx.Node, copied: dict[Storage, list[CollectiveFlight]]) -> None:
+    """Say which storages a node writes into that starts in flight have copied."""
+    for operand in mutated_operands(node):
+        for storage in found.held(operand):
+            storage.overwritten |= any(flight.outputs for flight in copied.get(storage, ()))
 
 
 def _end(

@@ -63,6 +63,7 @@ class ReorderForComputeCommOverlap(Pass):
         if gm is None:
             raise UsageError(f"pass '{self.name}' is given a graph that no module owns", "give it a GraphModule")
         self.statistics = ()
+        given = _written(gm.graph)
         for stage in self.stages:
             name = str(getattr(stage, "name", None) or getattr(stage, "__name__", type(stage).__name__))
             before = _written(gm.graph)
@@ -72,6 +73,8 @@ class ReorderForComputeCommOverlap(Pass):
             self.statistics += tuple(getattr(stage, "statistics", ()))
             counts = stage.rewrites.values() if isinstance(stage, Pass) else [_written(gm.graph) != before]
             self.rewrites[name] = self.rewrites.get(name, 0) + sum(counts)
+        if _written(gm.graph) == given:  # the stages have undone what they did
+            self.rewrites = dict.fromkeys(self.rewrites, 0)
         return []
 
     def _stage(self, item: Any) -> Callable[[fx.GraphModule], Any]:

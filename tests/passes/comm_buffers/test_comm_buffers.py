@@ -205,6 +205,13 @@ def read_between(b: Builder) -> Any:
     return b.add(b.relu(x), b.relu(b.wait(start)))
 
 
+def written_between(b: Builder) -> Any:
+    x = b.made()
+    start = b.start(x, "avg")
+    b.call("aten::add_.Tensor", x, 1.0)
+    return b.add(b.relu(x), b.relu(b.wait(start)))
+
+
 def read_through_a_view(b: Builder) -> Any:
     x = b.made()
     view = b.call("aten::view", x, [8, 4])
@@ -246,7 +253,7 @@ def one_of_two_results(b: Builder) -> Any:
 NEEDED: dict[str, Build] = {
     f.__name__.replace("_", " "): f
     for f in (
-        read_behind, read_between, read_through_a_view, read_by_another_that_is_under_way, an_input, an_output,
+        read_behind, read_between, written_between, read_through_a_view, read_by_another_that_is_under_way, an_input, an_output,
         part_of_a_storage, transposed, one_of_two_results,
     )
 }  # fmt: skip
@@ -355,6 +362,27 @@ def test_operands_of_other_collectives_live_in_buffers(name: str) -> None:
     gm, done = lowered(program(build))
     assert buffers(gm) == {"mm": {"group": "tp", "offset": 0, "nbytes": 128}}
     assert {key: count for key, count in done.rewrites.items() if count} == {"buffer": 1}
+    holds(program(build))
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("name", ["broadcast", "all_reduce_coalesced"])
+def test_what_is_written_while_a_copy_of_it_is_in_flight_lives_in_no_buffer(name: str, early: bool) -> None:
+    """In a buffer there would be no copy. Behind the wait a write is harmless."""
+
+    def build(b: Builder) -> Any:
+        x = b.made()
+        start = b.call("broadcast", x, 1, "tp") if name == "broadcast" else b.call(name, [x], "max", "tp")
+        own = start if name == "broadcast" else b.graph.getitem(start, 0)
+        if early:
+            b.call("aten::add_.Tensor", x, 1.0)
+        total = b.wait(own)
+        if not early:
+            b.call("aten::add_.Tensor", x, 1.0)
+        return b.relu(total), b.relu(x)
+
+    gm, _ = lowered(program(build))
+    assert bool(buffers(gm)) != early
     holds(program(build))
 
 

@@ -257,6 +257,22 @@ def test_a_list_of_passes_runs_in_order() -> None:
     assert not pass_.contract.order  # nothing is known of the function
 
 
+def test_stages_that_undo_each_other_have_rewritten_nothing() -> None:
+    def swap(gm: fx.GraphModule) -> None:
+        first, second = list(gm.graph.nodes)[:2]  # inputs
+        second.append(first)
+
+    def turn(gm: fx.GraphModule) -> None:
+        swap(gm)
+
+    gm = program(waited_for_at_once).graph_module(0)
+    once, twice = ReorderForComputeCommOverlap(passes=[swap]), ReorderForComputeCommOverlap(passes=[swap, turn])
+    twice(gm)
+    assert twice.rewrites == {"swap": 0, "turn": 0}
+    once(gm)
+    assert once.rewrites == {"swap": 1}
+
+
 def test_a_callable_may_return_another_module() -> None:
     def other(gm: fx.GraphModule) -> fx.GraphModule:
         return SinkWaits()(program(waited_for_at_once).graph_module(0))

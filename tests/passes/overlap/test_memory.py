@@ -33,24 +33,17 @@ def test_operands_and_results_live_side_by_side() -> None:
     assert levels(lambda b: b.relu(b.relu(b.relu(b["x"])))) == [1, 2, 2]
 
 
-def test_what_a_collective_reads_lives_until_it_is_waited_for() -> None:
+@pytest.mark.parametrize(("start", "expected"), [(Builder.exchange, [1, 2, 3, 3, 3]), (Builder.start, [1, 2, 2, 2, 3])])
+def test_what_a_collective_reads_lives_until_it_is_waited_for(start: Callable[..., Any], expected: list[int]) -> None:
+    """Unless the start has copied it."""
+
     def build(b: Builder) -> Any:
-        sent = b.exchange(b.relu(b["x"]))
+        sent = start(b, b.relu(b["x"]))
         other = b.relu(b["y"])
         done = b.wait(sent)
         return b.add(done, other)
 
-    assert levels(build) == [1, 2, 3, 3, 3]
-
-
-def test_what_a_collective_has_copied_does_not() -> None:
-    def build(b: Builder) -> Any:
-        sent = b.start(b.relu(b["x"]))
-        other = b.relu(b["y"])
-        done = b.wait(sent)
-        return b.add(done, other)
-
-    assert levels(build) == [1, 2, 2, 2, 3]
+    assert levels(build) == expected
 
 
 def test_of_several_waits_the_first_one_ends_it() -> None:
