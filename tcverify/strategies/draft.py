@@ -313,6 +313,7 @@ class ProgramDraft:
             value, index = maker.args
             return tuple(spec[index] for spec in self._specs[value.number])
         target = resolve(maker.op)
+        op = lookup(target)
 
         def infer_on(rank: int, known: int) -> Any:
             """The result of the step on a rank of class `known`."""
@@ -321,12 +322,13 @@ class ProgramDraft:
                 return self._specs[arg.number][known] if isinstance(arg, DraftValue) else self._constant(arg, rank)
 
             args, kwargs = map_aggregate(maker.args, fill), dict(map_aggregate(maker.kwargs, fill))
-            return infer(target, args, kwargs, itertools.count(storage).__next__)
+            groups = self.mesh.groups(rank) if op.sized else {}
+            return infer(target, args, kwargs, itertools.count(storage).__next__, groups)
 
         inferred = [infer_on(self._classes[0][0], 0)]
         if len(self._classes) > 1:
             given = maker.args, maker.kwargs
-            varies = bool(leaves(given, PerRank) or leaves(given, DraftGroup))
+            varies = op.sized or bool(leaves(given, PerRank) or leaves(given, DraftGroup))
             operands = [[self._specs[operand][known] for operand in maker.reads] for known in range(len(self._classes))]
             for known, ranks in enumerate(self._classes[1:], 1):
                 alike = not varies and operands[known] == operands[known - 1]
@@ -336,7 +338,6 @@ class ProgramDraft:
             for known, ranks in enumerate(self._classes):
                 if any(infer_on(rank, known).shape != inferred[known].shape for rank in ranks[1:]):
                     raise ShapeError(f"{maker.op}: the chunks of ranks differ in shape")
-        op = lookup(target)
         if op.collective and op.phase != "wait" and len(self._classes) > 1:
             self._require_agreement(maker, op, inferred)
         return tuple(inferred)

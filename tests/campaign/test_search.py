@@ -18,9 +18,16 @@ from tcverify.campaign.search.more_ranks import move_to_more_ranks
 from tcverify.execution import Lockstep
 from tcverify.program import PARTIAL, InputSpec, Mesh, Program, dumps, spmd_program
 from tcverify.report.coverage import kernel_lines, searched_line, suspect_lines
+from tcverify.strategies import programs_of
 from tests.sizes import by_night
 from tests.support import searched_passes
-from tests.support.searched_passes import adds_negated, cancels_negations, cancels_negations_for_all, copies_sums
+from tests.support.searched_passes import (
+    adds_negated,
+    cancels_negations,
+    cancels_negations_for_all,
+    copies_sums,
+    copies_what_is_sent,
+)
 
 SEEDS = (0, 1, 2)
 
@@ -260,6 +267,15 @@ def test_a_pass_that_does_nothing_has_one_kernel_and_ends(tmp_path: Path):
     finished, search = run(tmp_path, lambda gm: None, max_examples=100)
     assert len(search.kernels) <= 2
     assert finished.verdict == "nothing tested"
+
+
+def test_no_program_that_is_made_hangs_by_itself(tmp_path: Path):
+    """Ranks send and receive in an order that fits: less of that, or the same on all ranks, hangs before any pass."""
+    programs = programs_of("effects", world_size=2)
+    finished, search = run(tmp_path, copies_what_is_sent, programs=programs, seed=4, max_examples=60, checks=CHECKS)
+    assert finished.verdict == "passed"
+    assert search.summary().tried > 15
+    assert finished.statistics.doubts == {}
 
 
 def test_known_causes_do_not_eat_the_run(tmp_path: Path):

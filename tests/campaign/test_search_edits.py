@@ -75,6 +75,17 @@ def scattered(mesh: Mesh, shape: tuple[int, ...], dim: str) -> Program:
     return spmd_program(mesh, inputs, build)
 
 
+def test_what_has_no_result_is_not_returned() -> None:
+    def build(b):
+        x = b.input("x")
+        b.call("p2p::barrier", "tp")
+        return b.call("aten::neg", x)
+
+    program = spmd_program(Mesh.grid({"tp": 2}), [InputSpec("x", (2,))], build)
+    more = [one.graphs[0].output_node().args[0] for one in made(site_of(program), "return a value")]
+    assert [[node.name for node in nodes] for nodes in more] == [["neg", "x"]]
+
+
 def test_calls_seen_on_another_mesh_are_over_groups_as_large_and_fit_values_of_other_dims():
     """Seen in one dim over the first dim of a mesh, of which the program has the groups in its second dim."""
     seen = Calls(("tensor_cast::reduce_scatter",))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tcverify.execution import Lockstep
-from tcverify.ops import qualified_name
+from tcverify.ops import lookup, qualified_name
 from tcverify.program import Mesh, MeshDim, Program, dumps, shard
 from tcverify.strategies.draft import DraftValue, NoSite, PerRank, attempt
 from tcverify.strategies.functional.bucketing import BucketingWriter
@@ -25,6 +25,7 @@ GRID = Mesh.grid({"dp": 2, "tp": 2})
 UNEVEN = Mesh(3, (MeshDim("tp", ((0,), (2, 1))),))
 AR = "_c10d_functional::all_reduce"
 WAIT = "_c10d_functional::wait_tensor"
+RESHARDED = "_dtensor::shard_dim_alltoall"
 
 
 def drawn(*records: dict[str, object], mesh: Mesh = TP2, **header: object) -> Program:
@@ -188,19 +189,36 @@ def test_what_did_not_fit_leaves_nothing_behind() -> None:
     assert [spec.name for spec in program.inputs] == ["x", "x2"]
 
 
-def test_some_ranks_do_not_read_a_result_that_they_wait_for() -> None:
-    program = drawn({"kind": "partly-read", "how": 8})
+@pytest.mark.parametrize(("how", "arrives"), [(24, WAIT), (8, RESHARDED)])
+def test_some_ranks_do_not_read_a_result_that_they_wait_for(how: int, arrives: str) -> None:
+    program = drawn({"kind": "partly-read", "how": how})
     assert {"partly-read", "rank-dependent"} <= set(program.labels)
     read = []
     for binding in program.ranks:
         nodes = program.graphs[binding.graph].nodes
-        (wait,) = (node for node in nodes if node.op == "call_function" and qualified_name(node.target) == WAIT)
-        read.append(bool(wait.users))
+        (arrived,) = (node for node in nodes if node.op == "call_function" and qualified_name(node.target) == arrives)
+        read.append(bool(arrived.users))
     assert read == [True, False]
     assert calls(program, 0) == calls(program, 1)
     run = Lockstep().run(program)
     assert run.finished
     assert not torch.equal(run.ranks[0].outputs[0], run.ranks[1].outputs[0])
+
+
+@pytest.mark.parametrize("mesh", [TP2, GRID, UNEVEN])
+def test_results_of_two_blocking_collectives_are_read_in_other_orders(mesh: Mesh) -> None:
+    program = drawn({"kind": "blocking", "how": 8 + 12 + 1}, mesh=mesh, hidden=8)
+    assert {"blocking", "rank-dependent"} <= set(program.labels)
+    read = []
+    for binding in program.ranks:
+        nodes = list(program.graphs[binding.graph].nodes)
+        blocking = [node for node in nodes if node.op == "call_function" and lookup(node.target).collective]
+        assert {qualified_name(node.target) for node in blocking} == {RESHARDED}
+        readers = [min(nodes.index(user) for user in node.users if user.op != "output") for node in blocking]
+        assert len(readers) == 2
+        read.append(readers[0] < readers[1])
+    assert len(set(read)) == 2
+    assert Lockstep().run(program).finished
 
 
 def test_calls_of_some_ranks_and_swapped_ones_make_graphs_of_their_own() -> None:

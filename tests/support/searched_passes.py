@@ -54,6 +54,13 @@ def cancels_negations_for_all(gm: fx.GraphModule) -> None:
         gm.graph.erase_node(node)
 
 
+def copies_what_is_sent(gm: fx.GraphModule) -> None:
+    """Sends a copy of what is sent."""
+    for node in calls(gm, torch.ops.p2p.send.default):
+        with gm.graph.inserting_before(node):
+            node.update_arg(0, gm.graph.call_function(CLONE, (node.args[0],)))
+
+
 def is_negated(value: object) -> bool:
     """A condition that is returned, not asked."""
     return isinstance(value, fx.Node) and value.target is NEG

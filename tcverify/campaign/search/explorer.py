@@ -16,6 +16,8 @@ from tcverify.campaign.search.kernels import Apply, Edge, Kernel, Rewrite, edges
 from tcverify.campaign.search.more_ranks import move_to_more_ranks
 from tcverify.campaign.search.synthesis import synthesise_calls
 from tcverify.errors import TcverifyError
+from tcverify.execution import Lockstep
+from tcverify.ops import lookup
 from tcverify.program import Program, program_id
 from tcverify.shrink.graph.async_groups import count_untidy
 from tcverify.shrink.graph.legalize import facts_of, legalize_edit
@@ -127,6 +129,8 @@ class Explorer:
     def _trial(self, program: Program, watch: Watch) -> Pair:
         """Apply the pass for a reduction. A smaller program may reach what the larger one has not."""
         self._reduced += program.size
+        if not _ends(program):
+            return Pair(program)
         pair = self._apply(program, watch)
         self._await(program, pair)
         return pair
@@ -276,9 +280,21 @@ def _legal(facts: Facts, edit: Edit) -> tuple[Program, Facts] | None:
     if made is None or count_untidy(made) > count_untidy(facts):
         return None
     try:
-        return program_of(made.sketch), made
+        program = program_of(made.sketch)
     except TcverifyError:
         return None
+    return (program, made) if _ends(program) else None
+
+
+def _ends(program: Program) -> bool:
+    """Whether a program in which ranks do different things, or talk without a group, hangs nowhere; of others this is known."""
+    nodes = (node for graph in program.graphs for node in graph.nodes if node.op == "call_function")
+    if len(program.graphs) == 1 and not any(lookup(node.target).effect for node in nodes):
+        return True
+    try:
+        return Lockstep().run(program).finished
+    except TcverifyError:
+        return True  # the verifier says what is missing
 
 
 __all__ = ["Explorer"]

@@ -40,7 +40,7 @@ def legalize_edit(facts: Facts, sketch: Sketch, prefer: str = "first") -> Facts 
     """Turn an edit of `facts.sketch` into a legal program, or return None.
 
     Steps that the edit left unused are removed; ranks whose shapes now differ get separate graphs; static shapes in views
-    follow their operands; metadata is renewed.
+    follow their operands; metadata is renewed. Calls without a result are returned only where they were before.
 
     Args:
         sketch: the edit; its graphs correspond to those of `facts.sketch`, and further ones to the last of these.
@@ -70,6 +70,10 @@ def legalize_edit(facts: Facts, sketch: Sketch, prefer: str = "first") -> Facts 
                 bindings[rank] = RankBinding(index, constants)
     except (TcverifyError, ValueError, TypeError, IndexError):
         return None  # the arguments of a malformed program do not fit torch's op
+    returned = {name for graph in facts.sketch.graphs for name in graph[-1].reads}
+    for graph, typing in zip(graphs, typings, strict=True):
+        if any(typing.real[name] is None for name in graph[-1].reads if name not in returned):
+            return None  # nothing comes of a call that has no result
     bound = tuple(bindings[rank] for rank in range(len(sketch.ranks)))
     modules = sketch.modules if len(sketch.modules) == len(graphs) else ()
     if any(sketch.modules) and not modules:

@@ -13,11 +13,9 @@ from tcverify.strategies.functional.collectives import KINDS, WAIT, companion, s
 from tcverify.strategies.functional.writing import (
     ADD,
     MUL,
-    RANK,
     FunctionalWriter,
     add,
     bound_value,
-    group_of,
     is_floating,
     matmul,
     new_input,
@@ -196,19 +194,6 @@ def integers(w: FunctionalWriter, r: FunctionalRecord) -> None:
     schedule_wait(w, r, (item,), [value])
 
 
-def blocking(w: FunctionalWriter, r: FunctionalRecord) -> None:
-    """A collective of tensor_cast, which blocks where it stands."""
-    dim = w.dim(r.group)
-    value = pick_operand(w, r.a, lambda v: len(w.draft.spec(v).shape) == 2)
-    size = max(w.roles.sizes(dim))
-    made = w.draft.call("tensor_cast::all_reduce", value, RANK, group_of(w, dim), rms=value.rms * size)
-    w.labels.append("blocking")
-    made = bound_value(w, made)
-    # Blocking collectives are on all ranks, whether or not they are used there.
-    w.outputs.append(made)
-    w.pool.append(made)
-
-
 def buffer(w: FunctionalWriter, r: FunctionalRecord) -> None:
     """A buffer that two collectives write into, one after the other, and that is read in between."""
     dim = w.dim(r.group)
@@ -252,7 +237,6 @@ def declared_order(w: FunctionalWriter, r: FunctionalRecord) -> None:
 
 
 __all__ = [
-    "blocking",
     "buffer",
     "collective",
     "compute",

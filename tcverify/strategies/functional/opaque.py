@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from tcverify.strategies.draft import NoSite, PerRank
+from tcverify.strategies.draft import DraftValue, NoSite, PerRank
 from tcverify.strategies.functional.choices import FunctionalRecord
 from tcverify.strategies.functional.collectives import WAIT, schedule_wait, start_collective
-from tcverify.strategies.functional.writing import FunctionalWriter, add, pick_operand, unary
+from tcverify.strategies.functional.writing import (
+    RANK,
+    FunctionalWriter,
+    add,
+    bound_value,
+    group_of,
+    new_input,
+    pick_operand,
+    unary,
+)
 
 
 def barrier(w: FunctionalWriter, r: FunctionalRecord) -> None:
@@ -119,10 +128,15 @@ def partly_read(w: FunctionalWriter, r: FunctionalRecord) -> None:
     world = w.draft.mesh.world_size
     if world < 2:
         raise NoSite
-    value = pick_operand(w, r.a, lambda v: bool(w.draft.spec(v).shape))
-    w.draft.shape(value)
-    (started,) = start_collective(w, ("all_reduce", "broadcast")[r.how // 4 % 2], [value], w.dim(r.group), how=r.b)
-    arrived = w.draft.call(WAIT, started)
+    if r.how // 4 % 3 == 2:
+        arrived = started = _resharded(w, r.a, w.dim(r.group), bool(r.b % 2))
+        value = new_input(w, "x", w.draft.shape(arrived), dtype=w.draft.spec(arrived).dtype)
+    else:
+        value = pick_operand(w, r.a, lambda v: bool(w.draft.spec(v).shape))
+        w.draft.shape(value)
+        kind = ("all_reduce", "broadcast")[r.how // 4 % 3]
+        (started,) = start_collective(w, kind, [value], w.dim(r.group), how=r.b)
+        arrived = w.draft.call(WAIT, started)
     made = w.draft.call("aten::neg", arrived, rms=arrived.rms)
     w.draft.instead.append((made.number, arrived.number, value.number, some_ranks(world, r.how)))
     w.draft.dead |= {started.number, arrived.number}
@@ -130,6 +144,46 @@ def partly_read(w: FunctionalWriter, r: FunctionalRecord) -> None:
     w.pool.append(made)
     if r.how // 8 % 2:
         w.outputs.append(made)
+
+
+def blocking(w: FunctionalWriter, r: FunctionalRecord) -> None:
+    """A collective that blocks where it stands; or two, whose results some ranks read in another order."""
+    how, dim = r.how, w.dim(r.group)
+    made = [_block(w, r.a, dim, how)]
+    if how // 4 % 3 == 2:
+        made.append(_block(w, r.b, dim, how // 12))
+        first, second = (unary(w, value, how // 24) for value in made)
+        if second.number == first.number + 1:
+            w.draft.swaps.append((first.number, second.number, some_ranks(w.draft.mesh.world_size, how)))
+            w.labels.append("rank-dependent")
+        w.outputs += [first, second]
+    # Blocking collectives are on all ranks, whether or not they are used there.
+    w.outputs += made
+    w.pool += made
+    w.labels.append("blocking")
+
+
+def _block(w: FunctionalWriter, choice: int, dim: str, how: int) -> DraftValue:
+    """The result of a collective that blocks."""
+    if how % 2:
+        return _resharded(w, choice, dim, bool(how // 2 % 2))
+    value = pick_operand(w, choice, lambda v: len(w.draft.spec(v).shape) == 2)
+    rms = value.rms * max(w.roles.sizes(dim))
+    return bound_value(w, w.draft.call("tensor_cast::all_reduce", value, RANK, group_of(w, dim), rms=rms))
+
+
+def _resharded(w: FunctionalWriter, choice: int, dim: str, rows: bool) -> DraftValue:
+    """A matrix of which each rank has all rows and some columns in place of some rows and all columns, or the other way."""
+    gathered, cut = (0, 1) if rows else (1, 0)
+    multiple = w.roles.multiple(dim)
+
+    def divides(value: DraftValue) -> bool:
+        shape = w.draft.spec(value).shape
+        return len(shape) == 2 and shape[cut] > 0 and shape[cut] % multiple == 0
+
+    value = pick_operand(w, choice, divides)
+    w.draft.shape(value)
+    return w.draft.call("_dtensor::shard_dim_alltoall", value, gathered, cut, dim, rms=value.rms)
 
 
 def swapped_starts(w: FunctionalWriter, r: FunctionalRecord) -> None:
@@ -149,4 +203,13 @@ def swapped_starts(w: FunctionalWriter, r: FunctionalRecord) -> None:
     schedule_wait(w, r, (a, b), [first, second])
 
 
-__all__ = ["barrier", "exchange", "partly_read", "pipeline", "shared_operands", "some_ranks", "swapped_starts"]
+__all__ = [
+    "barrier",
+    "blocking",
+    "exchange",
+    "partly_read",
+    "pipeline",
+    "shared_operands",
+    "some_ranks",
+    "swapped_starts",
+]

@@ -58,7 +58,7 @@ MOTIFS: dict[str, Motif] = {
     "after": motifs.declared_order,
     "ragged": motifs.uneven_collectives,
     "integers": motifs.integers,
-    "blocking": motifs.blocking,
+    "blocking": opaque.blocking,
     "buffer": motifs.buffer,
     "inputs": motifs.inputs,
 }
