@@ -144,6 +144,9 @@ def _flatten_output(graph: fx.Graph) -> list[fx.Node]:
     results = pytree.tree_leaves(fx.node.map_aggregate(output.args[0], lambda x: x))
     if not all(isinstance(one, fx.Node) for one in results):
         raise Unsupported("the graph returns something that no node makes")
+    for one in results:
+        if not isinstance(one.meta.get("val"), torch.Tensor):
+            raise Unsupported(f"the graph returns '{one}', which is not one tensor: graphs of AOTAutograd return tensors")
     output.args = (tuple(results),)
     return results
 

@@ -191,6 +191,19 @@ def test_what_has_no_backward_is_declined() -> None:
     assert verdict.status == "inconclusive"
 
 
+@pytest.mark.parametrize("made", [DefaultPartition, MinCutPartition])
+def test_what_returns_several_results_as_one_is_declined(made: Any) -> None:
+    """What AOTAutograd hands to a partitioner returns tensors."""
+
+    def with_both(b: GraphBuilder) -> Any:
+        out, gradient = trained(b)
+        return out, gradient, b.call("aten::min.dim", out, 0)
+
+    verdict = verify(made(), spmd_program(MESH, [X, G], with_both))
+    assert verdict.status == "inconclusive"
+    assert "which is not one tensor" in verdict.doubts[0].detail
+
+
 # ---------------------------------------------------------------------------------------------------------- registration
 
 
