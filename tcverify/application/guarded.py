@@ -31,7 +31,7 @@ from tcverify.errors import InternalError, PassLoadError, ProgramError, Tcverify
 from tcverify.program import Allowed, Contract, Program, decode_rewrite_requests, dumps
 from tcverify.program.codec import decode
 from tcverify.registry.extensions import extensions_here, load_extensions_of
-from tcverify.registry.passes import BUILTIN
+from tcverify.registry.passes import reference_of, stage_names
 from tcverify.registry.pipelines import SEPARATOR
 from tcverify.system import (
     LAZY_MODULES,
@@ -313,7 +313,7 @@ def start_ahead() -> None:
 
 
 def subject_of(pass_: Any) -> Subject:
-    """Prepare a pass, given as a reference, a class, a function or an instance, for verification.
+    """Prepare a pass, given as a name, a reference, a class, a function or an instance, for verification.
 
     References, and classes and functions that can be imported by name, run in a guarded worker process; everything else
     runs in this process. A list of passes is a pipeline.
@@ -323,8 +323,10 @@ def subject_of(pass_: Any) -> Subject:
     """
     if isinstance(pass_, (AppliedPass, Guarded, InProcess)):
         return pass_
-    stages = list(pass_) if isinstance(pass_, (list, tuple)) else [pass_]
-    stages = [BUILTIN.references.get(stage, stage) if isinstance(stage, str) else stage for stage in stages]
+    given = list(pass_) if isinstance(pass_, (list, tuple)) else [pass_]
+    stages: list[Any] = []
+    for stage in given:
+        stages += map(reference_of, stage_names(stage)) if isinstance(stage, str) else [stage]
     targets = [stage if isinstance(stage, str) else importable_target(stage) for stage in stages]
     if stages and all(target is not None for target in targets):
         return Guarded(SEPARATOR.join(str(target) for target in targets))

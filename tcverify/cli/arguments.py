@@ -18,8 +18,8 @@ from tcverify.registry.choices import Word, is_one_of
 from tcverify.registry.executors import MAX_RANKS, MOST_RANKS
 from tcverify.registry.extensions import load_extension
 from tcverify.registry.op_laws import declare_op_law
-from tcverify.registry.passes import BUILTIN, SUITED
-from tcverify.registry.pipelines import SEPARATOR, split_stages
+from tcverify.registry.passes import BUILTIN, SUITED, reference_of, stage_names
+from tcverify.registry.pipelines import SEPARATOR
 from tcverify.registry.strategies import DEFAULT_STRATEGY, STRATEGIES, WORLD_SIZES, join_strategy_names
 from tcverify.system.configuration import section, suggest
 from tcverify.system.files import write_atomically
@@ -116,15 +116,11 @@ def parse_target(name: str) -> str:
     Raises:
         UsageError: it has another form.
     """
-    stages = split_stages(name, lambda piece: piece in BUILTIN or ":" in piece)
+    stages = stage_names(name)
     if len(stages) > 1:
         return SEPARATOR.join(map(parse_target, stages))
-    if name.startswith(PREFIX):
-        return subject(name).target
-    if name in BUILTIN:
-        return BUILTIN.references[name]
-    if ":" in name:
-        return name
+    if name in BUILTIN or ":" in name:
+        return reference_of(name)
     if name.endswith(".py") or Path(name).exists():
         raise UsageError(f"'{name}' does not name a pass in the file", f"write {name}:MyPass")
     near = difflib.get_close_matches(name, list(BUILTIN), n=1)
@@ -153,7 +149,7 @@ def parse_strategies(given: str | None, passes: Sequence[str | None]) -> list[st
     known = {**SUITED, **{PREFIX + one.name: one.strategy for one in SUBJECTS.values()}}
     suited: list[str | None] = []
     for pass_ in passes:
-        stages = [] if pass_ is None else split_stages(pass_, lambda piece: piece in BUILTIN or ":" in piece)
+        stages = [] if pass_ is None else stage_names(pass_)
         ours = DEFAULT_STRATEGY if any(stage in BUILTIN for stage in stages) else None
         suited.append(next((known[stage] for stage in stages if stage in known), ours))
     return suited
@@ -164,7 +160,7 @@ def list_covered_modules(name: str) -> list[str]:
 
     Adapter classes of tcverify call PyTorch's own passes; they are not what is verified.
     """
-    stages = split_stages(name, lambda piece: piece in BUILTIN or ":" in piece)
+    stages = stage_names(name)
     return [subject(stage).source.partition(":")[0] for stage in stages if stage.startswith(PREFIX)]
 
 
@@ -174,7 +170,7 @@ def list_option_draws(name: str, fixed: Collection[str]) -> dict[str, Sequence[A
     Args:
         fixed: options that the user has given.
     """
-    stages = split_stages(name, lambda piece: piece in BUILTIN or ":" in piece)
+    stages = stage_names(name)
     found: dict[str, Sequence[Any]] = {}
     for stage in stages:
         if stage.startswith(PREFIX):

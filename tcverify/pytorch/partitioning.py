@@ -146,7 +146,9 @@ def _flatten_output(graph: fx.Graph) -> list[fx.Node]:
         raise Unsupported("the graph returns something that no node makes")
     for one in results:
         if not isinstance(one.meta.get("val"), torch.Tensor):
-            raise Unsupported(f"the graph returns '{one}', which is not one tensor: graphs of AOTAutograd return tensors")
+            raise Unsupported(
+                f"the graph returns '{one}', which is not one tensor: graphs of AOTAutograd return tensors"
+            )
     output.args = (tuple(results),)
     return results
 

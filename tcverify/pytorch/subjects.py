@@ -16,8 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tcverify.errors import UsageError
-
-PREFIX = "torch:"
+from tcverify.registry.passes import PREFIX
 
 
 @dataclass(frozen=True, slots=True)

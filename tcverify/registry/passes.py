@@ -1,11 +1,16 @@
-"""The passes that ship with tcverify, by name."""
+"""The passes that ship with tcverify, by name, and what names mean."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tcverify.registry.pipelines import split_stages
+from tcverify.registry.references import find
 from tcverify.registry.registry import Registry
+
+#: What names of PyTorch's own passes start with.
+PREFIX = "torch:"
 
 _OVERLAP = {
     "sink_waits": "tcverify.passes.overlap.reordering:SinkWaits",
@@ -88,4 +93,29 @@ DEFAULT: tuple[str, ...] = (
     "comm_buffers+reorder_for_compute_comm_overlap",
 )
 
-__all__ = ["BUILTIN", "DEFAULT", "DESCRIPTIONS", "OVERLAP_PASSES", "RESHARDING_PASSES", "SUITED"]
+
+def stage_names(text: str) -> list[str]:
+    """Split "first+second" into its stages: built-in names, names of PyTorch's passes, and references.
+
+    Raises:
+        PassLoadError: a stage is empty.
+    """
+    return split_stages(text, lambda piece: piece in BUILTIN or ":" in piece)
+
+
+def reference_of(name: str) -> str:
+    """Return the reference of a built-in pass, or of one of PyTorch's passes. Anything else stays as it is.
+
+    Raises:
+        UsageError: this torch has no such pass.
+    """
+    if name.startswith(PREFIX):
+        subject, _ = find("tcverify.pytorch:subject")
+        return str(subject(name).target)
+    return BUILTIN.references.get(name, name)
+
+
+__all__ = [
+    "BUILTIN", "DEFAULT", "DESCRIPTIONS", "OVERLAP_PASSES", "PREFIX", "RESHARDING_PASSES", "SUITED", "reference_of",
+    "stage_names",
+]  # fmt: skip

@@ -205,6 +205,25 @@ def test_options_reach_their_stage(tmp_path: Path) -> None:
         load_pass(target, {"1.pattern": "P2"})
 
 
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [
+        ("identity", ["identity"]),
+        ("torch:reinplace", ["torch:reinplace"]),
+        ("sink_waits+torch:ddp_fusion", ["sink_waits", "torch:ddp_fusion"]),
+    ],
+)
+def test_names_mean_in_python_what_they_mean_on_the_command_line(name: str, names: list[str]) -> None:
+    """`torch:compile` is not the attribute `compile` of torch."""
+    with subject_of(name) as subject:
+        assert subject.facts.name.split("+") == names
+
+
+def test_a_name_that_pytorch_does_not_have_is_refused() -> None:
+    with pytest.raises(UsageError, match="there is no subject 'torch:nothing'"):
+        subject_of("torch:nothing")
+
+
 def test_objects_make_a_pipeline_too() -> None:
     factor = 2.0
     verdict = verify([lambda gm: _scaled(gm, factor), lambda gm: _scaled(gm, 1 / factor)], reduce_then_norm())
