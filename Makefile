@@ -6,7 +6,7 @@
 #   make gallery                pages of all known classes of defects, and of those found in PyTorch: reports/{gallery,pytorch}/index.html
 #   make docs                   the documentation as a site: site/index.html
 #   make gpu                    all that needs a CUDA device, with a Python that has torch for it: GPU_PYTHON; results in gpu-results/
-#   make lint                   ruff, mypy and import-linter
+#   make lint                   ruff, mypy, import-linter, and the length of files
 #   make dist                   source archive and wheel in dist/; the wheel is installed elsewhere and verifies a pass there
 #   TORCH=2.11.0 make test      with another torch, in a virtual environment of its own: a version or any pip requirement
 #   PYTHON=python3.12 make ...  with another Python (remove the virtual environment first)
@@ -65,7 +65,7 @@ gpu:
 # Every check runs, so that one report shows all there is to mend.
 lint: $(VENV)/.dev
 	@status=0; \
-	for check in "ruff check" "ruff format --check" "mypy" "lint-imports"; do \
+	for check in "ruff check" "ruff format --check" "mypy" "lint-imports" "python -m pytest -q tests/repository/test_layout.py::test_no_module_is_too_long"; do \
 		echo "$$check"; \
 		$(BIN)/$$check || status=1; \
 	done; \

@@ -323,10 +323,9 @@ def subject_of(pass_: Any) -> Subject:
     """
     if isinstance(pass_, (AppliedPass, Guarded, InProcess)):
         return pass_
-    given = list(pass_) if isinstance(pass_, (list, tuple)) else [pass_]
-    stages: list[Any] = []
-    for stage in given:
-        stages += map(reference_of, stage_names(stage)) if isinstance(stage, str) else [stage]
+    given = pass_ if isinstance(pass_, (list, tuple)) else [pass_]
+    named = (map(reference_of, stage_names(stage)) if isinstance(stage, str) else [stage] for stage in given)
+    stages = list(itertools.chain.from_iterable(named))
     targets = [stage if isinstance(stage, str) else importable_target(stage) for stage in stages]
     if stages and all(target is not None for target in targets):
         return Guarded(SEPARATOR.join(str(target) for target in targets))
