@@ -319,7 +319,7 @@ def subject_of(pass_: Any) -> Subject:
     runs in this process. A list of passes is a pipeline.
 
     Raises:
-        PassLoadError: it cannot be loaded or is not a pass.
+        PassLoadError, UsageError: it cannot be loaded, is not a pass, or this torch does not have it.
     """
     if isinstance(pass_, (AppliedPass, Guarded, InProcess)):
         return pass_

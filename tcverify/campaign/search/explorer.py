@@ -287,7 +287,7 @@ def _legal(facts: Facts, edit: Edit) -> tuple[Program, Facts] | None:
 
 
 def _ends(program: Program) -> bool:
-    """Whether a program in which ranks do different things, or talk without a group, hangs nowhere; of others this is known."""
+    """Whether a program comes to its end by itself. It is run only where it may not: where ranks differ, or ops have effects."""
     nodes = (node for graph in program.graphs for node in graph.nodes if node.op == "call_function")
     if len(program.graphs) == 1 and not any(lookup(node.target).effect for node in nodes):
         return True
