@@ -1,10 +1,12 @@
-"""Metadata: `meta["val"]` of every rewritten node describes what the node really produces."""
+"""Metadata: `meta["val"]` of every rewritten node describes what the node really produces; outputs keep their dtypes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
@@ -28,13 +30,16 @@ def check_metadata(evidence: Evidence) -> list[Finding | Doubt]:
     """
     rewritten = evidence.pair.rewritten
     promised = evidence.contract.metadata
-    if rewritten is None or promised is False or evidence.pair.foreign is not None:
+    if rewritten is None or evidence.pair.foreign is not None:
         return []
     if rewritten is evidence.pair.original:
         return []  # the pass left it unchanged, including its metadata
+    retyped = _retyped_output(evidence.pair.original, rewritten)
+    if promised is False:
+        return [] if retyped is None else [retyped]
     severity: Severity = "error" if promised else "hygiene"
     wrong = _inconsistent(rewritten)
-    changed = _changed_boundary(evidence.pair.original, rewritten, severity)
+    changed = retyped or _changed_inputs(evidence.pair.original, rewritten, severity)
     if not wrong and changed is None:
         return []
     before = {node for _, node, _ in _inconsistent(evidence.pair.original)}
@@ -52,17 +57,18 @@ _MISSING = "is missing"
 _SHARES = "shares its storage"
 
 
-def _changed_boundary(original: Program, rewritten: Program, severity: Severity) -> Finding | None:
-    """The metadata of inputs, from which all else follows, must not change; nor may the dtypes of outputs.
-
-    Values do not show the latter: in the float64 domain all floating dtypes are one.
-    """
+def _graphs(original: Program, rewritten: Program) -> Iterator[tuple[int, fx.Graph, fx.Graph]]:
+    """A rank, its original graph and its rewritten one: each pair once."""
     seen = set()
     for rank, (before, after) in enumerate(zip(original.ranks, rewritten.ranks, strict=True)):
-        if (before.graph, after.graph) in seen:
-            continue
-        seen.add((before.graph, after.graph))
-        first, second = original.graphs[before.graph], rewritten.graphs[after.graph]
+        if (before.graph, after.graph) not in seen:
+            seen.add((before.graph, after.graph))
+            yield rank, original.graphs[before.graph], rewritten.graphs[after.graph]
+
+
+def _changed_inputs(original: Program, rewritten: Program, severity: Severity) -> Finding | None:
+    """The metadata of inputs, from which all else follows, must not change."""
+    for rank, first, second in _graphs(original, rewritten):
         inputs = {
             node.name: node.meta["val"] for node in first.nodes if node.op == "placeholder" and "val" in node.meta
         }
@@ -76,19 +82,40 @@ def _changed_boundary(original: Program, rewritten: Program, severity: Severity)
                 )
                 title = f"meta['val'] of '{node.name}' {problem}"
                 return Finding("stale-metadata", "metadata", title, _HINT, node.name, rank, severity=severity)
-        for i, (mine, theirs) in enumerate(zip(_outputs(first), _outputs(second), strict=False)):
+    return None
+
+
+def _retyped_output(original: Program, rewritten: Program) -> Finding | None:
+    """No output may have another dtype, whatever metadata says. Values do not show it: in the float64 domain all floating dtypes
+    are one."""
+    for rank, first, _ in _graphs(original, rewritten):
+        inputs = {node.name: node.meta.get("val") for node in first.nodes if node.op == "placeholder"}
+        before, after = (_outputs(program, rank, inputs) for program in (original, rewritten))
+        for i, (mine, theirs) in enumerate(zip(before, after, strict=False)):
             if mine is not None and theirs is not None and mine[1] != theirs[1]:
                 title = f"output {i} is {theirs[1]} after the pass, not {mine[1]}".replace("torch.", "")
                 return Finding("changed-signature", "metadata", title, "", theirs[0], rank)
     return None
 
 
-def _outputs(graph: fx.Graph) -> list[tuple[str, Any] | None]:
-    """Name and dtype of every output that is recorded as a tensor, in order; None for the others."""
-    found: list[tuple[str, Any] | None] = []
+def _outputs(program: Program, rank: int, inputs: Mapping[str, Any]) -> list[tuple[str, torch.dtype] | None]:
+    """Name and dtype of every output that is a tensor, in order; None for the others, and where it does not follow from inputs.
+
+    Args:
+        inputs: specs of the original's inputs, by name.
+    """
+    specs, binding = InferredSpecs(program.mesh.groups(rank)), program.ranks[rank]
+    graph = program.graphs[binding.graph]
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            specs.keep_apart(node, inputs.get(node.name))
+        elif node.op == "call_function" and all(specs.of.get(one) is not None for one in node.all_input_nodes):
+            with contextlib.suppress(UnsupportedOp, ShapeError):
+                specs.keep(node, specs.infer(node, binding.constants))
+    found: list[tuple[str, torch.dtype] | None] = []
 
     def look(value: Any) -> Any:
-        spec = value.meta.get("val") if isinstance(value, fx.Node) else None
+        spec = specs.of.get(value) if isinstance(value, fx.Node) else None
         found.append((value.name, spec.dtype) if isinstance(spec, TensorSpec) else None)
         return value
 

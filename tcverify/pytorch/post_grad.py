@@ -132,6 +132,55 @@ class Reinplace(TorchPass):
         )
 
 
+class PostGradFusions(TorchPass):
+    """What `post_grad_fusion_options` of `torch._inductor.config` name: fusions of like ops, then patterns of splits and parts.
+
+    Options:
+        fusions: their names, in the order in which they run.
+        min_fuse_set_size, max_fuse_search_depth, fuse_nodes_with_same_parent, fuse_nodes_with_same_users,
+        shape_broadcast_batch_linear: options of each fusion.
+        threshold_to_cat: of `split_cat_aten_pass`: how many parts are worth it.
+    """
+
+    name = "torch:post_grad_fusions"
+
+    def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
+        from torch._inductor import pattern_matcher
+        from torch._inductor.fx_passes import decompose_mem_bound_mm, group_batch_fusion, post_grad, split_cat  # noqa: F401
+
+        require_functional(gm.graph)
+        chosen = _chosen_fusions(options)
+        with torch_metadata(gm), inductor_config({"post_grad_fusion_options": chosen}):
+            post_grad.view_to_reshape(gm)
+            updater = _updater(gm)
+            group_batch_fusion.group_batch_fusion_passes(gm.graph, pre_grad=False)
+            for name in chosen:
+                if name in split_cat.POST_GRAD_PATTERNS:
+                    split_cat.POST_GRAD_PATTERNS[name].apply(gm.graph)
+            pattern_matcher.stable_topological_sort(gm.graph)
+            updater.incremental_update()
+            name_overloads(gm)
+
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        settings = {"post_grad_fusion_options": _chosen_fusions(options), **EAGER_KERNELS}
+        return Pipeline(
+            settings=settings,
+            call=(
+                imported("torch._inductor", "config"),
+                imported("torch._inductor.fx_passes.post_grad", "post_grad_passes"),
+                f"with config.patch({known_options(settings)!r}):",
+                "    post_grad_passes(gm, False)",
+            ),
+        )
+
+
+def _chosen_fusions(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Options of fusions as `torch._inductor.config` takes them, by the name of the fusion."""
+    each = {name: value for name, value in options.items() if name != "fusions"}
+    return {name: each for name in options["fusions"].split("+")}
+
+
 def _updater(gm: fx.GraphModule) -> Any:
     """What keeps metadata true while a pass changes a graph; older versions of torch make it of the graph alone."""
     make = _make_updater()
@@ -145,4 +194,4 @@ def _make_updater() -> Any:
     return fx_utils.FakeTensorUpdater
 
 
-__all__ = ["JointGraphPasses", "PostGradPasses", "Reinplace"]
+__all__ = ["JointGraphPasses", "PostGradFusions", "PostGradPasses", "Reinplace"]

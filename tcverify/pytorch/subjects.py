@@ -356,6 +356,26 @@ _ALL = (
         },
     ),
     TorchSubject(
+        "post_grad_fusions", "tcverify.pytorch.post_grad:PostGradFusions",
+        "fuses like ops into one of a batch, and merges splits and parts, as post_grad_fusion_options ask for",
+        f"{_PASSES}.group_batch_fusion:group_batch_fusion_passes", strategy="compiled",
+        draws={
+            "fusions": (
+                "batch_aten_add+batch_aten_sub+batch_aten_mul+batch_aten_div",
+                "batch_aten_tanh+batch_aten_sigmoid+batch_aten_relu",
+                "batch_linear_post_grad+batch_aten_add",
+                "normalization_aten_pass+split_cat_aten_pass",
+                "normalization_aten_pass+select_cat_aten_pass",
+                "batch_aten_mul+batch_aten_add+normalization_aten_pass+unbind_stack_aten_pass",
+                "normalization_aten_pass+move_view_after_cat_aten_pass",
+                "decompose_mm_pass",
+            ),
+            "min_fuse_set_size": (2, 5), "max_fuse_search_depth": (5, 2),
+            "fuse_nodes_with_same_parent": _BOTH[::-1], "fuse_nodes_with_same_users": _BOTH[::-1],
+            "shape_broadcast_batch_linear": _BOTH[::-1], "threshold_to_cat": (2, 10),
+        },
+    ),
+    TorchSubject(
         "joint_graph_passes", "tcverify.pytorch.post_grad:JointGraphPasses",
         "the passes that torch.compile runs on the joint graph of forward and backward",
         f"{_PASSES}.joint_graph:joint_graph_passes",

@@ -106,6 +106,48 @@ def test_products_swallow_collectives() -> None:
     assert not any(name.startswith("_c10d_functional") for name in found)
 
 
+SUMS = "batch_aten_add+batch_aten_sub+batch_aten_mul+batch_aten_div"
+
+
+def test_like_ops_become_one_of_a_batch() -> None:
+    def sums(b: GraphBuilder, x: list[fx.Node]) -> Any:
+        return [reduced(b, b.call("aten::add.Tensor", one, x[2])) for one in x[:2]]
+
+    told = program(sums, (2, 2), (2, 2), (2, 2), fusions=SUMS)
+    assert targets("post_grad_fusions", told).count("aten::add.Tensor") == 1
+    fewer = program(sums, (2, 2), (2, 2), (2, 2), fusions=SUMS, min_fuse_set_size=5)
+    assert targets("post_grad_fusions", fewer).count("aten::add.Tensor") == 2
+
+
+def test_a_split_and_the_join_behind_it_go() -> None:
+    def there_and_back(b: GraphBuilder, x: list[fx.Node]) -> Any:
+        parts = b.call("aten::split.Tensor", reduced(b, x[0]), 1)
+        return b.call("aten::cat", [b.getitem(parts, 0), b.getitem(parts, 1)])
+
+    told = program(there_and_back, (2, 2), fusions="normalization_aten_pass+split_cat_aten_pass")
+    assert "aten::split_with_sizes" not in targets("post_grad_fusions", told)
+
+
+def test_a_planted_fusion_of_what_reads_its_own_result_is_refuted() -> None:
+    """All is taken to be independent that is alike."""
+    from torch._inductor.fx_passes import group_batch_fusion
+
+    def chain(b: GraphBuilder, x: list[fx.Node]) -> Any:
+        return [
+            first := b.call("aten::mul.Tensor", x[0], x[1]),
+            b.call("aten::add.Tensor", first, b.call("aten::mul.Tensor", first, x[1])),
+        ]
+
+    sound = program(chain, (2, 2), (2, 2), fusions=SUMS)
+    assert verify(loaded("post_grad_fusions"), sound).status == "passed"
+
+    def careless(nodes: Any, options: Any) -> Any:
+        yield list(nodes)
+
+    with mock.patch.object(group_batch_fusion, "find_independent_subset_greedy", careless):
+        assert verify(loaded("post_grad_fusions"), sound).status == "refuted"
+
+
 @pytest.mark.parametrize("subject", ["reinplace_fsdp_all_gather"])
 def test_fsdp_graphs(subject: str) -> None:
     if not SUBJECTS[subject].here:

@@ -221,6 +221,40 @@ def test_results_of_two_blocking_collectives_are_read_in_other_orders(mesh: Mesh
     assert Lockstep().run(program).finished
 
 
+def test_like_ops_differ_in_one_thing_at_most() -> None:
+    how = {op: number for number, op in enumerate(("add", "unary", "sub", "mul", "linear", "div"))}
+    alike = drawn({"kind": "like-ops", "how": how["sub"] + 8 * 2, "b": 4})
+    subtractions = [
+        n for n in alike.graphs[0].nodes if n.op == "call_function" and qualified_name(n.target) == "aten::sub.Tensor"
+    ]
+    assert [n.kwargs for n in subtractions] == [{"alpha": 2}] * 3
+    retyped = drawn({"kind": "like-ops", "how": how["unary"] + 8 * 3, "group": 2})
+    tanh = [n for n in retyped.graphs[0].nodes if n.op == "call_function" and qualified_name(n.target) == "aten::tanh"]
+    assert [n.meta["val"].dtype for n in tanh] == [torch.float32, torch.bfloat16]
+    chained = drawn({"kind": "like-ops", "how": how["mul"] + 8 * 4})
+    first, last = (
+        n for n in chained.graphs[0].nodes if n.op == "call_function" and qualified_name(n.target) == "aten::mul.Tensor"
+    )
+    assert first in last.all_input_nodes
+
+
+@pytest.mark.parametrize("order", range(8))
+@pytest.mark.parametrize("cut", range(4))
+def test_pieces_are_joined_in_some_order(order: int, cut: int) -> None:
+    """The value of the join is made of rows of the two values that are cut, and nothing else."""
+    program = drawn({"kind": "pieces", "how": 4 * order, "b": cut, "group": 3}, tokens=2)
+    assert {"pieces"} <= set(program.labels)
+    (join,) = (
+        n for n in program.graphs[0].nodes if n.op == "call_function" and qualified_name(n.target) == "aten::cat"
+    )
+    parts = join.args[0]
+    assert isinstance(parts, list)
+    assert len(parts) >= (1 if order == 6 else 2)
+    sources = {n.all_input_nodes[0].all_input_nodes[0] if cut in (0, 2) else n.all_input_nodes[0] for n in parts}
+    assert len(sources) == (2 if order == 1 else 1)
+    assert Lockstep().run(program).finished
+
+
 def test_calls_of_some_ranks_and_swapped_ones_make_graphs_of_their_own() -> None:
     draft, x = begun()
     target = PerRank("peer", lambda rank: 1 - rank)

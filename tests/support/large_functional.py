@@ -10,6 +10,7 @@ from tcverify.strategies.draft import attempt
 from tcverify.strategies.functional.choices import RECORD_WIDTH, FunctionalSetting, decode_record
 from tcverify.strategies.functional.collectives import wait_for_due
 from tcverify.strategies.functional.programs import MOTIFS, add_costs, begin_program, finish_program
+from tcverify.strategies.functional.writing import FunctionalWriter
 from tcverify.strategies.timing import WIDTH as TIMING_WIDTH
 from tcverify.strategies.timing import decode_timing
 
@@ -32,7 +33,7 @@ _REPEATED = ("compute", "matmul", "collective", "norm", "gradient", "column-row"
 
 def _large(mesh: Mesh, calls: int, seed: int) -> Program:
     generator = random.Random(seed)
-    w = begin_program(mesh, FunctionalSetting("any", 1, 8, 2, "f32", False, "varying", 3, seed % 256))
+    w = begin_program(mesh, FunctionalSetting("any", 1, 8, 2, "f32", False, "varying", 3, seed % 256), FunctionalWriter)
     while len(w.draft) < calls:
         kind = _REPEATED[generator.randrange(len(_REPEATED))]
         record = replace(decode_record("any", generator.randbytes(RECORD_WIDTH)), kind=kind)

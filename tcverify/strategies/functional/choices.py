@@ -80,7 +80,7 @@ KINDS: dict[str, tuple[str, ...]] = {
         ("none", 2), ("collective", 12), ("compute", 9), ("matmul", 5), ("norm", 3), ("write", 3), ("view", 3),
         ("pair", 3), ("unshard", 2), ("gradient", 2), ("column-row", 1), ("pipelined", 1), ("exchange", 2),
         ("pipeline", 1), ("barrier", 1), ("swapped", 2), ("after", 2), ("ragged", 2), ("integers", 2), ("blocking", 1),
-        ("buffer", 2), ("inputs", 1), ("partly-read", 2),
+        ("buffer", 2), ("inputs", 1), ("partly-read", 2), ("like-ops", 2), ("pieces", 2),
     ),
     "data-parallel": weighted_table(
         ("none", 3), ("gradient", 4), ("compute", 5), ("collective", 3), ("write", 3), ("matmul", 3), ("unshard", 2),

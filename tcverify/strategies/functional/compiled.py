@@ -17,6 +17,7 @@ from tcverify.strategies.draft import DraftValue, NoSite, attempt
 from tcverify.strategies.functional.choices import FunctionalRecord, FunctionalSetting
 from tcverify.strategies.functional.collectives import KINDS, WAIT, companion, start_collective
 from tcverify.strategies.functional.programs import begin_program, finish_program
+from tcverify.strategies.functional.repeated import joined_pieces, made_alike
 from tcverify.strategies.functional.writing import (
     FunctionalWriter,
     bound_value,
@@ -39,7 +40,7 @@ HIDDEN = (4, 8, 2, 6, 3)
 _KINDS = (
     "none", "collective", "collective", "compute", "scatter", "update", "gather-product", "product-scatter", "gradients",
     "wait", "view", "swap", "scatter", "gather-product", "product-scatter", "update", "collective", "gradients",
-    "linear", "linear",
+    "linear", "linear", "like-ops", "pieces",
 )  # fmt: skip
 
 #: See `COMBINATIONS`.
@@ -47,8 +48,14 @@ _COMBINED = ("add", "add", "alpha", "add", "sub", "mul", "add", "sub alpha")
 
 
 @dataclass(slots=True)
-class Epilogue:
-    """What is copied into inputs at the end: (input, value); and inputs that may be."""
+class CompiledWriter(FunctionalWriter):
+    """The state of a functional program under construction.
+
+    Attributes:
+        copies: what is copied into inputs at the end: (input, value).
+        inputs: inputs that may be written.
+        late: values that are read and returned at the end.
+    """
 
     copies: list[tuple[DraftValue, DraftValue]] = field(default_factory=list)
     inputs: list[DraftValue] = field(default_factory=list)
@@ -62,20 +69,20 @@ def decode_compiled(mesh: Mesh, choices: bytes) -> Program:
     hidden = HIDDEN[head[0] % len(HIDDEN)]
     data = ("varying", "partial", "varying", "shard")[head[1] % 4]
     setting = FunctionalSetting("any", 1, hidden, 1 + head[2] % 3, "f32", bool(head[3] % 2), data, 6, head[4])
-    w = begin_program(mesh, setting)
-    end = Epilogue(inputs=[w.main])
+    w = begin_program(mesh, setting, CompiledWriter)
+    w.inputs.append(w.main)
     for number in range(RECORDS):
         row = choices[HEADER_WIDTH + number * RECORD_WIDTH :][:RECORD_WIDTH]
         kind = _KINDS[row[0] % len(_KINDS)]
         w.number = number
-        _land(w, end, number)
+        _land(w, number)
         if kind != "none" and len(w.draft) < 48:
-            attempt(w, _MOTIFS[kind], _record(kind, row), end)
-    _land(w, end, RECORDS + 4)
-    for value in end.late:
+            attempt(w, _MOTIFS[kind], _record(kind, row))
+    _land(w, RECORDS + 4)
+    for value in w.late:
         attempt(w, _returned, value)
     copied: set[int] = set()
-    for target, source in end.copies:
+    for target, source in w.copies:
         if target.number not in copied and w.draft.same_type(target, source):
             copied.add(target.number)
             w.draft.call("aten::copy_", target, source)
@@ -87,7 +94,7 @@ def _record(kind: str, row: bytes) -> FunctionalRecord:
     return FunctionalRecord(kind, row[1], row[2], row[3], "new", row[4], row[5] % 4, str(row[6]))
 
 
-def _keep(w: FunctionalWriter, end: Epilogue, value: DraftValue, r: FunctionalRecord) -> None:
+def _keep(w: CompiledWriter, value: DraftValue, r: FunctionalRecord) -> None:
     """Let a value be read by others, returned, copied into an input, or several of these."""
     use = int(r.use) % 8
     if use in (0, 1, 4):
@@ -95,49 +102,49 @@ def _keep(w: FunctionalWriter, end: Epilogue, value: DraftValue, r: FunctionalRe
     if use in (1, 2, 5) or not is_floating(w, value):
         w.outputs.append(value)
     if use in (3, 4, 5):
-        _copied(w, end, value, r.b)
+        _copied(w, value, r.b)
     if use == 6:
-        end.late.append(value)
+        w.late.append(value)
     if use == 7:
         first = unary(w, value, r.how)
         w.pool += [value, first]
 
 
-def _kept(w: FunctionalWriter, end: Epilogue, value: DraftValue, r: FunctionalRecord) -> None:
-    _keep(w, end, bound_value(w, value), r)
+def _kept(w: CompiledWriter, value: DraftValue, r: FunctionalRecord) -> None:
+    _keep(w, bound_value(w, value), r)
 
 
-def _returned(w: FunctionalWriter, value: DraftValue) -> None:
+def _returned(w: CompiledWriter, value: DraftValue) -> None:
     w.outputs.append(unary(w, value, 0))
 
 
-def _copied(w: FunctionalWriter, end: Epilogue, value: DraftValue, choice: int) -> None:
-    found = [one for one in end.inputs if w.draft.same_type(one, value)]
+def _copied(w: CompiledWriter, value: DraftValue, choice: int) -> None:
+    found = [one for one in w.inputs if w.draft.same_type(one, value)]
     target = pick_recent(found, choice) if found and choice % 4 != 3 else None
     if target is None:
         spec = w.draft.spec(value)
         target = new_input(w, "state", w.draft.shape(value), "varying", dtype=spec.dtype)
-        end.inputs.append(target)
+        w.inputs.append(target)
     if w.draft.spec(value).alias == w.draft.spec(target).alias:
         value = w.draft.call("aten::clone", value)
     w.labels.append("update")
-    end.copies.append((target, value))
+    w.copies.append((target, value))
 
 
 def _operand(
-    w: FunctionalWriter, end: Epilogue, r: FunctionalRecord, need: Callable[[DraftValue], bool] = lambda value: True
+    w: CompiledWriter, r: FunctionalRecord, need: Callable[[DraftValue], bool] = lambda value: True
 ) -> DraftValue:
     """The operand of a motif; an input more often than elsewhere, since only inputs are written."""
-    found = [one for one in end.inputs if w.draft.readable(one) and is_floating(w, one) and need(one)]
+    found = [one for one in w.inputs if w.draft.readable(one) and is_floating(w, one) and need(one)]
     if r.a % 3 == 2 and found:
         return pick_recent(found, r.a)
     value = pick_operand(w, r.a, need)
-    if w.draft.step(value) is None and value not in end.inputs:
-        end.inputs.append(value)
+    if w.draft.step(value) is None and value not in w.inputs:
+        w.inputs.append(value)
     return value
 
 
-def _collective(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
+def _collective(w: CompiledWriter, r: FunctionalRecord) -> None:
     """A collective with its wait directly after it, or some records later; sometimes of two values at once."""
     kind, dim = KINDS[r.how % len(KINDS)], w.dim(r.group)
     multiple = w.roles.multiple(dim)
@@ -146,13 +153,13 @@ def _collective(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None
         shape = w.draft.spec(value).shape
         return bool(shape) and (kind != "reduce_scatter" or shape[0] % multiple == 0)
 
-    operands, form = [_operand(w, end, r, fits)], "new"
+    operands, form = [_operand(w, r, fits)], "new"
     if r.how // 8 % 8 == 7:
         operands.append(companion(w, operands[0], r.b))
         form = "coalesced"
         if not fits(operands[1]):
             raise NoSite
-    _launch(w, end, r, list(start_collective(w, kind, operands, dim, form, r.how // 8)))
+    _launch(w, r, list(start_collective(w, kind, operands, dim, form, r.how // 8)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +169,13 @@ class _Flight:
     record: FunctionalRecord
 
 
-def _launch(w: FunctionalWriter, end: Epilogue, r: FunctionalRecord, items: list[DraftValue]) -> None:
+def _launch(w: CompiledWriter, r: FunctionalRecord, items: list[DraftValue]) -> None:
     w.pending.append(_Flight(tuple(items), w.number + r.delay, r))  # type: ignore[arg-type]
     if r.delay == 0:
-        _land(w, end, w.number)
+        _land(w, w.number)
 
 
-def _land(w: FunctionalWriter, end: Epilogue, number: int) -> None:
+def _land(w: CompiledWriter, number: int) -> None:
     """Wait for what is due."""
     flights: list[_Flight] = w.pending  # type: ignore[assignment]
     due = [one for one in flights if one.due <= number]
@@ -176,30 +183,30 @@ def _land(w: FunctionalWriter, end: Epilogue, number: int) -> None:
     for one in reversed(due) if w.setting.late else due:
         for item in one.items:
             arrived = w.draft.call(WAIT, item)
-            if not attempt(w, _kept, end, arrived, one.record):
+            if not attempt(w, _kept, arrived, one.record):
                 w.outputs.append(arrived)
 
 
-def _compute(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
-    value = _operand(w, end, r)
+def _compute(w: CompiledWriter, r: FunctionalRecord) -> None:
+    value = _operand(w, r)
     if r.how % 3 == 0:
-        _keep(w, end, _combined(w, value, partner(w, value, r.b), r), r)
+        _keep(w, _combined(w, value, partner(w, value, r.b), r), r)
         return
     shape = w.draft.spec(value).shape
     if r.how % 6 == 5 and len(shape) == 2 and shape[1]:
-        _keep(w, end, multiply_by_weight(w, value, _weight(w, value, shape[1], w.setting.hidden, r.b))[0], r)
+        _keep(w, multiply_by_weight(w, value, _weight(w, value, shape[1], w.setting.hidden, r.b))[0], r)
         return
-    _keep(w, end, unary(w, value, r.how // 3), r)
+    _keep(w, unary(w, value, r.how // 3), r)
 
 
-def _combined(w: FunctionalWriter, one: DraftValue, other: DraftValue, r: FunctionalRecord) -> DraftValue:
+def _combined(w: CompiledWriter, one: DraftValue, other: DraftValue, r: FunctionalRecord) -> DraftValue:
     pair = (other, one) if r.how // 32 % 2 else (one, other)
     return combine(w, _COMBINED[r.how // 4 % len(_COMBINED)], *pair)
 
 
-def _linear(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
+def _linear(w: CompiledWriter, r: FunctionalRecord) -> None:
     """A product and what is added to it: a bias, a value of its shape, or another product."""
-    value = _operand(w, end, r, lambda v: len(w.draft.spec(v).shape) == 2 and w.draft.shape(v)[1] > 0)
+    value = _operand(w, r, lambda v: len(w.draft.spec(v).shape) == 2 and w.draft.shape(v)[1] > 0)
     inner, width = w.draft.shape(value)[1], w.setting.hidden
     made, _ = multiply_by_weight(w, value, _weight(w, value, inner, width, r.b))
     if r.how % 4 == 0:
@@ -208,13 +215,13 @@ def _linear(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
         addend, _ = multiply_by_weight(w, value, _weight(w, value, inner, width, r.b // 4))
     else:
         addend = partner(w, made, r.b)
-    _keep(w, end, _combined(w, made, addend, r), r)
+    _keep(w, _combined(w, made, addend, r), r)
 
 
-def _scatter(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
+def _scatter(w: CompiledWriter, r: FunctionalRecord) -> None:
     """A value with some of its rows replaced."""
     call = w.draft.call
-    value = _operand(w, end, r, lambda v: len(w.draft.spec(v).shape) == 2)
+    value = _operand(w, r, lambda v: len(w.draft.spec(v).shape) == 2)
     rows, columns = w.draft.shape(value)
     if not rows:
         raise NoSite
@@ -231,36 +238,36 @@ def _scatter(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
         source = new_input(w, "rows", (1, columns), "varying", dtype=dtype)
         made = call("aten::index_put", value, [index], source, kind == 3)
     w.labels.append("scatter")
-    _keep(w, end, made, r)
+    _keep(w, made, r)
 
 
-def _update(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
+def _update(w: CompiledWriter, r: FunctionalRecord) -> None:
     """A value is copied into an input at the end."""
-    value = _operand(w, end, r)
+    value = _operand(w, r)
     if r.how % 3:
         value = unary(w, value, r.how // 3)
-    _copied(w, end, value, r.b)
+    _copied(w, value, r.b)
 
 
-def _swap(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
+def _swap(w: CompiledWriter, r: FunctionalRecord) -> None:
     """Two inputs are swapped through a copy."""
-    first = _operand(w, end, r, lambda v: v in end.inputs)
+    first = _operand(w, r, lambda v: v in w.inputs)
     second = new_input(w, "state", w.draft.shape(first), "varying", dtype=w.draft.spec(first).dtype)
-    end.inputs.append(second)
+    w.inputs.append(second)
     kept = w.draft.call("aten::clone", first)
     w.labels.append("swap")
-    end.copies += [(first, second), (second, kept)]
+    w.copies += [(first, second), (second, kept)]
 
 
-def _wait(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
+def _wait(w: CompiledWriter, r: FunctionalRecord) -> None:
     """A redundant wait: for an input, or for a result that was waited for."""
-    value = _operand(w, end, r)
-    _keep(w, end, w.draft.call(WAIT, value), replace(r, use="0"))
+    value = _operand(w, r)
+    _keep(w, w.draft.call(WAIT, value), replace(r, use="0"))
     w.labels.append("waited-twice")
 
 
-def _view(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
-    value = _operand(w, end, r, lambda v: len(w.draft.spec(v).shape) == 2)
+def _view(w: CompiledWriter, r: FunctionalRecord) -> None:
+    value = _operand(w, r, lambda v: len(w.draft.spec(v).shape) == 2)
     rows, columns = w.draft.shape(value)
     if r.how % 3 == 0:
         w.pool.append(w.draft.call("aten::view", value, [columns, rows]))
@@ -270,7 +277,7 @@ def _view(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
         w.outputs.append(w.draft.call("aten::view", value, [-1]))
 
 
-def _parts(w: FunctionalWriter, value: DraftValue, dim: str, along: int, order: int) -> list[DraftValue]:
+def _parts(w: CompiledWriter, value: DraftValue, dim: str, along: int, order: int) -> list[DraftValue]:
     """The chunks of a value along a dim, one for each member of the group; in another order where `order` says so."""
     extent = w.draft.shape(value)[along]
     sizes = set(w.roles.sizes(dim))
@@ -291,7 +298,7 @@ def _parts(w: FunctionalWriter, value: DraftValue, dim: str, along: int, order: 
     return parts
 
 
-def _part(w: FunctionalWriter, r: FunctionalRecord, shape: tuple[int, ...]) -> DraftValue:
+def _part(w: CompiledWriter, r: FunctionalRecord, shape: tuple[int, ...]) -> DraftValue:
     """A new input of this shape; or an earlier value with as many dims, such as the result of another product."""
     multiple = w.roles.multiple(w.dim(r.group))
 
@@ -305,7 +312,7 @@ def _part(w: FunctionalWriter, r: FunctionalRecord, shape: tuple[int, ...]) -> D
     return new_input(w, "part", shape, "varying", w.dim(r.group))
 
 
-def _gather_product(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
+def _gather_product(w: CompiledWriter, r: FunctionalRecord) -> None:
     """Products of gathered values, along any dim, of rows or of batches of rows."""
     dim, call, hidden = w.dim(r.group), w.draft.call, w.setting.hidden
     deep = r.how % 2
@@ -325,7 +332,7 @@ def _gather_product(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> 
         if deep:
             back = [*w.draft.shape(whole)[:-1], (hidden, 5)[number]]
             made = call("aten::reshape", made, back[1:2] + back[:1] + back[2:] if r.a % 16 == 15 else back)
-        _keep(w, end, made, r)
+        _keep(w, made, r)
     if r.how // 32 % 3 == 0:
         w.outputs.append(unary(w, whole, r.a))
     elif r.how // 32 % 3 == 1:
@@ -333,7 +340,7 @@ def _gather_product(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> 
     w.labels.append("gather-product")
 
 
-def _weight(w: FunctionalWriter, value: DraftValue, inner: int, width: int, how: int) -> DraftValue:
+def _weight(w: CompiledWriter, value: DraftValue, inner: int, width: int, how: int) -> DraftValue:
     """A weight, possibly transposed; sometimes one that is computed after earlier values."""
     if how % 3 == 1:
         return w.draft.call("aten::t", weight(w, value, (width, inner)))
@@ -341,7 +348,7 @@ def _weight(w: FunctionalWriter, value: DraftValue, inner: int, width: int, how:
     return unary(w, made, how) if how % 3 == 2 else made
 
 
-def _product_scatter(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
+def _product_scatter(w: CompiledWriter, r: FunctionalRecord) -> None:
     """A product that is reduce_scattered, along any dim, of rows or of batches of rows."""
     dim, call, hidden = w.dim(r.group), w.draft.call, w.setting.hidden
     deep = r.how % 2
@@ -358,10 +365,10 @@ def _product_scatter(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) ->
     op = ("sum", "avg", "sum", "max")[r.how // 32 % 4]
     (started,) = start_collective(w, "reduce_scatter", [made], dim, reduce_op=op)
     w.labels.append("product-scatter")
-    _launch(w, end, r, [started])
+    _launch(w, r, [started])
 
 
-def _gradients(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
+def _gradients(w: CompiledWriter, r: FunctionalRecord) -> None:
     """Gradients, divided and reduced as by data-parallel hooks; copied into inputs, or returned."""
     call = w.draft.call
     for number in range(2 + r.how % 2):
@@ -382,13 +389,22 @@ def _gradients(w: FunctionalWriter, r: FunctionalRecord, end: Epilogue) -> None:
         if r.how // 16 % 2:
             spec = w.draft.spec(arrived)
             parameter = new_input(w, "parameter", w.draft.shape(arrived), "varying", dtype=spec.dtype)
-            end.copies.append((parameter, arrived))
+            w.copies.append((parameter, arrived))
         else:
             w.outputs.append(arrived)
     w.labels.append("gradients")
 
 
-_MOTIFS: dict[str, Callable[[FunctionalWriter, FunctionalRecord, Epilogue], None]] = {
+def _like_ops(w: CompiledWriter, r: FunctionalRecord) -> None:
+    for made in made_alike(w, _operand(w, r), r):
+        _keep(w, made, r)
+
+
+def _pieces(w: CompiledWriter, r: FunctionalRecord) -> None:
+    _keep(w, joined_pieces(w, _operand(w, r), r), r)
+
+
+_MOTIFS: dict[str, Callable[[CompiledWriter, FunctionalRecord], None]] = {
     "collective": _collective,
     "compute": _compute,
     "linear": _linear,
@@ -400,6 +416,8 @@ _MOTIFS: dict[str, Callable[[FunctionalWriter, FunctionalRecord, Epilogue], None
     "gather-product": _gather_product,
     "product-scatter": _product_scatter,
     "gradients": _gradients,
+    "like-ops": _like_ops,
+    "pieces": _pieces,
 }
 
 __all__ = ["WIDTH", "decode_compiled"]

@@ -110,7 +110,8 @@ def decode_peephole(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into a program of one to three such patterns, with costs. What does not fit is left out."""
     choices = choices.ljust(WIDTH, b"\0")
     hidden, tokens, dtype, data, seed = _picked(_HEADER, choices)
-    w = begin_program(mesh, FunctionalSetting("peephole", 1, hidden, tokens, dtype, False, data, 6, seed))
+    setting = FunctionalSetting("peephole", 1, hidden, tokens, dtype, False, data, 6, seed)
+    w = begin_program(mesh, setting, FunctionalWriter)
     rest = choices[len(_HEADER) + TIMING_WIDTH :]
     for number in range(_PIECES):
         piece = _Piece(*_picked(_PIECE, rest[number * len(_PIECE) :]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from torch import fx
 
@@ -17,6 +18,7 @@ from tcverify.strategies.draft import attempt
 from tcverify.strategies.functional import layers as layers
 from tcverify.strategies.functional import motifs as motifs
 from tcverify.strategies.functional import opaque as opaque
+from tcverify.strategies.functional import repeated as repeated
 from tcverify.strategies.functional.choices import (
     HEADER_WIDTH,
     RECORD_WIDTH,
@@ -61,6 +63,8 @@ MOTIFS: dict[str, Motif] = {
     "blocking": opaque.blocking,
     "buffer": motifs.buffer,
     "inputs": motifs.inputs,
+    "like-ops": repeated.like_ops,
+    "pieces": repeated.pieces,
 }
 
 #: The writer of the first records of a theme, whatever their kind: as many as there are layers.
@@ -139,7 +143,7 @@ def _decoded(mesh: Mesh, choices: bytes, theme: str | None, traced: bool = False
         records = list(map(_unwritten, records))
     if theme == "joint":
         records = list(map(_unwritten_but_opaque, records))
-    w = begin_program(mesh, setting, writes=not traced and theme != "joint", effects=not traced)
+    w = begin_program(mesh, setting, FunctionalWriter, writes=not traced and theme != "joint", effects=not traced)
     forced = [motif for motif in _LAYERS[setting.theme] for _ in range(setting.depth)]
     for number, record in enumerate(records):
         if len(w.draft) >= MOST_CALLS:
@@ -152,13 +156,21 @@ def _decoded(mesh: Mesh, choices: bytes, theme: str | None, traced: bool = False
     return add_costs(finish_program(w), timing)
 
 
+W = TypeVar("W", bound=FunctionalWriter)
+
+
 def begin_program(
-    mesh: Mesh, setting: FunctionalSetting, *, writes: bool = True, effects: bool = True
-) -> FunctionalWriter:
-    """A program with one input."""
+    mesh: Mesh,
+    setting: FunctionalSetting,
+    writer: type[W],
+    *,
+    writes: bool = True,
+    effects: bool = True,
+) -> W:
+    """A program with one input, and the writer of its strategy."""
     roles = roles_of(mesh)
     tokens = setting.tokens * math.lcm(*(size for dim in mesh.dims for size in roles.sizes(dim.name)))
-    w = FunctionalWriter(AsyncDraft(mesh, writes=writes, effects=effects), roles, setting, tokens)
+    w = writer(AsyncDraft(mesh, writes=writes, effects=effects), roles, setting, tokens)
     w.main = new_input(w, "x", (tokens, setting.hidden), setting.data)
     return w
 
