@@ -33,7 +33,7 @@ class Contract:
     Attributes:
         idempotent: a second application changes nothing.
         metadata: inserted and changed nodes carry correct `meta["val"]`. If a pass promises it, wrong metadata is an error;
-            without a promise, hygiene. False: a later step propagates metadata again, and nothing is checked.
+            without a promise, hygiene. False: a later step propagates metadata again, and none is checked.
         strict: hygiene findings count as errors.
         identity: the pass never changes anything; a campaign then does not expect changes.
         schedule: a graph that the pass lowers to streams carries what its schedule predicts (`meta["schedule"]` of the output

@@ -135,6 +135,8 @@ class Reinplace(TorchPass):
 class PostGradFusions(TorchPass):
     """What `post_grad_fusion_options` of `torch._inductor.config` name: fusions of like ops, then patterns of splits and parts.
 
+    They run in the order of `post_grad_passes`, without the other passes there, and on reshapes, to which Inductor turns views.
+
     Options:
         fusions: their names, in the order in which they run.
         min_fuse_set_size, max_fuse_search_depth, fuse_nodes_with_same_parent, fuse_nodes_with_same_users,
@@ -146,7 +148,8 @@ class PostGradFusions(TorchPass):
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
         from torch._inductor import pattern_matcher
-        from torch._inductor.fx_passes import decompose_mem_bound_mm, group_batch_fusion, post_grad, split_cat  # noqa: F401
+        from torch._inductor.fx_passes import decompose_mem_bound_mm as _registers  # noqa: F401 - its patterns, on import
+        from torch._inductor.fx_passes import group_batch_fusion, post_grad, split_cat
 
         require_functional(gm.graph)
         chosen = _chosen_fusions(options)

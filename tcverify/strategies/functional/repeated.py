@@ -24,8 +24,14 @@ from tcverify.strategies.functional.writing import (
 )
 
 _OPS = ("add", "unary", "sub", "mul", "linear", "div", "add", "product")
-#: In what the last of like ops differs from the others; "all" stands for a keyword that all have.
+#: In what the last of like ops differs from the others; "all" stands for a keyword, or another number, that all have.
 _BUT = ("nothing", "keyword", "all", "dtype", "operand", "shape", "nothing", "all")
+#: The ops that some differences are for: for other ops nothing differs.
+_DIFFER = {
+    "keyword": ("add", "sub", "linear", "div"),
+    "all": ("add", "sub", "linear", "div"),
+    "shape": ("add", "sub", "mul", "linear"),
+}
 _CUTS = ("split", "select", "sizes", "slice")
 _ORDERS = ("straight", "interleaved", "swapped", "straight", "one more", "reversed", "one less", "rotated")
 _JOINS = ("same", "same", "other", "stack")
@@ -44,6 +50,8 @@ def pieces(w: FunctionalWriter, r: FunctionalRecord) -> None:
 def made_alike(w: FunctionalWriter, first: DraftValue, r: FunctionalRecord) -> list[DraftValue]:
     """Two to four ops that are alike, or alike but for one thing in the last of them; their results."""
     op, but, count = _OPS[r.how % 8], _BUT[r.how // 8 % 8], 2 + r.b % 3
+    if op not in _DIFFER.get(but, _OPS):
+        but = "nothing"
     made: list[DraftValue] = []
     for number in range(count):
         last = number == count - 1
