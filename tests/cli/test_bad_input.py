@@ -328,8 +328,9 @@ def test_ctrl_c_at_the_start(tmp_path: Path) -> None:
     assert _gone(children)
 
 
-def test_ctrl_c_while_the_command_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("open('begun', 'w').close()\nimport time\ntime.sleep(60)\n")
+@pytest.mark.parametrize("waits", ["time.sleep(60)", "exec('time.sleep(60)')"], ids=["code", "text"])
+def test_ctrl_c_while_the_command_is_imported(tmp_path: Path, waits: str) -> None:
+    (tmp_path / "torch.py").write_text(f"open('begun', 'w').close()\nimport time\n{waits}\n")
     process = warm.interpreter("-m", "tcverify", "doctor", cwd=tmp_path, env=environment())
     _wait_for((tmp_path / "begun").exists, process)
     os.killpg(process.pid, signal.SIGINT)
