@@ -11,7 +11,7 @@ import re
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from tcverify.execution.asynchrony import TIMINGS
 from tcverify.ops import schema_of
 from tcverify.program import Doubt, Mesh, Program, dumps
 from tcverify.pytorch import SUBJECTS, TorchSubject
+from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compiling import compile_graph, example_inputs, inductor, is_compiled
 from tcverify.pytorch.effects import effects_as
 from tcverify.pytorch.end_to_end.pipeline import EAGER_KERNELS, Code, Pipeline
@@ -42,20 +43,37 @@ from tcverify.strategies import DECODERS, Decoder, all_meshes
 from tcverify.strategies.draft import NoSite
 from tcverify.strategies.functional import choices, compiled
 
-#: Subjects, the first as often as the others together: what has code generation behind it, or decides on its order.
-NAMES = (
-    "compile", "schedule_overlap_bucketing", "manual_overlap_bucketing", "bucket_collectives", "bucket_all_gather",
-    "bucket_reduce_scatter", "bucket_all_reduce", "comms.sink_waits", "comms.raise_comms",
-    "comms.reorder_compute_for_overlap", "comms.reorder_communication_preserving_peak_memory",
-    "comms.sink_waits_iterative",
-)  # fmt: skip
-
 #: Strategies besides the subject's own.
 OTHERS = ("functional", "compiled", "traced", "bucketing", "data-parallel", "async-tp", "sequence-functional")
 
 #: Sizes that are no multiples of Triton's blocks, and some that are.
 HIDDEN = (8, 33, 130, 257, 5, 520, 64, 4)
-TOKENS = (1, 2, 3, 17, 43)
+TOKENS = (1, 2, 3, 17, 43, 2050)
+
+#: Other values than the default's of settings that decide which code is generated, and not what it computes.
+CODE: Mapping[str, tuple[Any, ...]] = {
+    "b2b_gemm_pass": (True,), "combo_kernels": (True,), "combo_kernel_allow_mixed_sizes": (2,),
+    "combo_kernel_per_subkernel_blocks": (True,), "comprehensive_padding": (False,), "dce": (True,),
+    "delay_realize_cheap_outputs": (False,), "emulate_precision_casts": (True,), "epilogue_fusion": (False,),
+    "epilogue_fusion_first": (True,), "expand_dimension_for_pointwise_nodes": (True,), "force_pointwise_cat": (True,),
+    "force_shape_pad": (True,), "inplace_padding": (False,), "loop_index_inversion_in_fusion": (False,),
+    "loop_ordering_after_fusion": (True, False), "max_fusion_size": (1, 2, 4), "max_pointwise_cat_inputs": (0, 2),
+    "memory_planning": (True,), "min_num_split": (2, 7), "online_softmax": (False,),
+    "optimize_scatter_upon_const_tensor": (False,), "padding_stride_threshold": (0,),
+    "partitioned_scatter_enabled": (True,), "pick_loop_orders": (False,), "realize_opcount_threshold": (1, 1000),
+    "realize_reads_threshold": (1, 100), "score_fusion_memory_threshold": (0,), "shape_padding": (False,),
+    "size_threshold_for_succ_based_strategy": (1 << 30,), "split_reductions": (False,),
+    "triton.coalesce_tiling_analysis": (False,), "triton.cooperative_reductions": (True,),
+    "triton.dense_indexing": (True,), "triton.divisible_by_16": (False,), "triton.force_cooperative_reductions": (True,),
+    "triton.max_tiles": (2, 3), "triton.mix_order_reduction": (True, False), "triton.multi_kernel": (2, 3),
+    "triton.nested_reduction": (True,), "triton.persistent_reductions": (False,),
+    "triton.prefer_nd_tiling": (True,), "triton.tile_reductions": (True,),
+    "triton.tiling_prevents_pointwise_fusion": (False,), "triton.tiling_prevents_reduction_fusion": (False,),
+    "triton.use_block_ptr": (True,), "unroll_reductions_threshold": (1, 100),
+}  # fmt: skip
+
+#: At most so many of them are set for a program.
+MOST_SET = 6
 
 #: Defects that can be planted: another result of one rank, kernels that leave out their last element, no waits, a crash.
 PLANTS = ("value", "block", "wait", "crash")
@@ -73,14 +91,30 @@ TRITON_CACHE = "TCVERIFY_TRITON_CACHE"
 def drawn(number: int, planted: str | None = None) -> tuple[TorchSubject, Program]:
     """The program of a number, with options, and the subject that they are of."""
     generator = random.Random(number)
-    here = [SUBJECTS[name] for name in NAMES if SUBJECTS[name].here]
-    one = here[0] if planted or generator.random() < 0.5 else generator.choice(here[1:])
-    strategy = "traced" if planted else generator.choice((one.strategy, one.strategy, *OTHERS))
+    compiles, others = SUBJECTS["compile"], [SUBJECTS[name] for name in reached() if name != "compile"]
+    one = compiles if planted or generator.random() < 0.5 else generator.choice(others)
+    own = generator.choice(one.strategy.split(","))
+    strategy = "traced" if planted else generator.choice((own, own, *OTHERS))
     mesh = generator.choice(all_meshes(generator.choice((2, 2, 2, 3, 4))))
     decoder = DECODERS[strategy]
     program = next(filter(functional, (decoded(decoder, mesh, generator) for _ in range(100))))
     options = {} if planted else {name: generator.choice(values) for name, values in one.draws.items()}
+    if not planted and generator.random() < 0.5:
+        for name in generator.sample(sorted(CODE), generator.randint(1, MOST_SET)):
+            options[name] = generator.choice(CODE[name])
     return one, replace(program, options={**program.options, **options}, labels=(strategy, *program.labels))
+
+
+@functools.cache
+def reached() -> tuple[str, ...]:
+    """The subjects that torch.compile runs, with the default values of their options."""
+    found = []
+    for name, one in SUBJECTS.items():
+        if one.here:
+            pipeline = subject_class(one).pipeline({option: values[0] for option, values in one.draws.items()})
+            if not why_not(pipeline):
+                found.append(name)
+    return tuple(found)
 
 
 def decoded(decoder: Decoder, mesh: Mesh, generator: random.Random) -> Program:
@@ -130,14 +164,27 @@ class Seen:
     planted: int = 0
 
 
+def subject_class(one: TorchSubject) -> type[TorchPass]:
+    module, _, name = one.target.partition(":")
+    kind: type[TorchPass] = getattr(importlib.import_module(module), name)
+    return kind
+
+
+def why_not(pipeline: Pipeline) -> str:
+    """Why a pipeline is not one that graphs without gradients can be compiled by here; empty if it is."""
+    if pipeline.backend != "inductor" or not pipeline.entry.startswith("torch.compile"):
+        return f"users reach it by {pipeline.entry} with the backend {pipeline.backend}"
+    return pipeline.unreachable or ", ".join(pipeline.given) or pipeline.training
+
+
 def pipeline_of(one: TorchSubject, program: Program) -> Pipeline:
     """How users of torch.compile reach a subject with the options of a program."""
-    module, _, name = one.target.partition(":")
-    kind = getattr(importlib.import_module(module), name)
-    found: Pipeline = kind.pipeline(kind.chosen(program.options, {}))
-    if found.unreachable or found.given or found.training:
-        raise Unsupported(f"torch.compile does not run it here: {found.unreachable or found.given or found.training}")
-    return found
+    kind = subject_class(one)
+    found = kind.pipeline(kind.chosen(program.options, {}))
+    if why_not(found):
+        raise Unsupported(f"torch.compile does not run it here: {why_not(found)}")
+    code = {name: value for name, value in program.options.items() if name in CODE}
+    return replace(found, settings={**found.settings, **code})
 
 
 def settings_of(pipeline: Pipeline) -> dict[str, Any]:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 
 #: Programs that torch.compile gets right, and in which each planted defect takes effect.
-SOUND = (1007, 1008, 1009)
+SOUND = (1005, 1007, 1012)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_an_exception_of_inductor_is_a_finding_with_its_place(
 def test_results_that_are_nan_are_wrong_unless_values_come_close_to_the_range(
     programs: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, program = programs.drawn(0, "wait")
+    _, program = programs.drawn(2, "wait")
     calls = [lambda *_, k=k: undefined(k) for k in range(program.world_size)]
     originals = [programs.placed(program.graph_module(rank), CPU) for rank in range(program.world_size)]
 

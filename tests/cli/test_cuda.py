@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cli.conftest import run_apart
+from tests.cli.conftest import FOREIGN, run_apart
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -30,9 +30,10 @@ def test_sound_passes_are_confirmed_on_the_device(options: list[str], tmp_path: 
 
 
 def test_a_defect_is_refuted_on_the_device(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FOREIGN)
     found = run_apart(
-        "-m", "tcverify", "run", "tests.mutants.sequence_parallel:ResidualNotSliced", "--strategy", "mixed", "--seed", "7",
-        "--world-size", "2", "--max-examples", "60", "-x", "--confirm", "cuda", cwd=tmp_path,
+        "-m", "tcverify", "run", "mine.py:drops_reduction", "--strategy", "mixed", "--seed", "7", "--world-size", "2",
+        "--max-examples", "60", "-x", "--confirm", "cuda", cwd=tmp_path,
     )  # fmt: skip
     assert found.code == 1, found.out + found.err
     assert re.search(r"found by equivalence in lockstep and (nccl|gloo \(CUDA\))", found.out), found.out
