@@ -413,6 +413,12 @@ _ALL = (
         f"{_COMMS}:remove_fsdp2_unsharded_param_graph_input_usage", until="2.11", strategy="fsdp",
     ),
     TorchSubject(
+        "backward_streams", "tcverify.pytorch.backward_streams:BackwardStreams",
+        "puts events between nodes of a backward that run on different streams",
+        "torch._functorch._aot_autograd.streams:insert_backward_syncs", since="2.11", strategy="overlap",
+        draws={"streams": (2, 3, 4), "run": (1, 2, 3, 5), "sums": _BOTH, "reuse": _BOTH},
+    ),
+    TorchSubject(
         "fx_graph_cse", f"{_PARTS}:MergeEqual",
         "merges equal calls, as in the default partitioner", "torch._functorch.compile_utils:fx_graph_cse",
         strategy="effects",
