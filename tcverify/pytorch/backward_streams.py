@@ -35,8 +35,8 @@ class BackwardStreams(TorchPass):
         streams: how many there are.
         run: how many nodes in a row have the same stream.
         sums: whether sums count as accumulations of gradients, which take the stream of a reader or of an addend.
-        reuse: whether memory is used again. When the host has issued the last node that reads a value, the stream that the value was
-            allocated on may overwrite it.
+        reuse: whether memory is used again: once the host has issued the last node that reads a value, the stream that
+            allocated it may overwrite it.
     """
 
     name = "torch:backward_streams"
@@ -73,13 +73,12 @@ def _device() -> Iterator[None]:
     """Answer for a device: events are numbers, work on stream 0 is that of the caller, and every node takes as long."""
     from torch._functorch._aot_autograd import streams
 
-    numbers = itertools.count()
     with (
-        mock.patch.object(streams, "get_device", lambda _: torch.device("cuda")),
-        mock.patch.object(streams, "new_event", lambda: next(numbers)),
-        mock.patch.object(streams, "get_current_stream", lambda _: MAIN_STREAM),
-        mock.patch.object(streams, "get_roofline_estimate", lambda _: 1.0),
-        mock.patch.object(torch.accelerator, "is_available", lambda: True),
+        mock.patch.object(streams, "get_device", return_value=torch.device("cuda")),
+        mock.patch.object(streams, "new_event", side_effect=itertools.count()),
+        mock.patch.object(streams, "get_current_stream", return_value=MAIN_STREAM),
+        mock.patch.object(streams, "get_roofline_estimate", return_value=1.0),
+        mock.patch.object(torch.accelerator, "is_available", return_value=True),
     ):
         yield
 
