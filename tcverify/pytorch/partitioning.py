@@ -51,7 +51,7 @@ class MergeEqual(TorchPass):
         )
 
 
-class _Partition(TorchPass):
+class Partition(TorchPass):
     """Divides a graph and joins the parts.
 
     Options:
@@ -62,7 +62,7 @@ class _Partition(TorchPass):
         define_shapes()
         module = _copied(gm)
         joint = _joint(module, options["cut"])
-        graph = _joined(*self.divide(joint.module, joint.forward), joint)
+        graph = _joined(*self.divide(joint.module, joint.forward, options), joint)
         return fx.GraphModule(torch.nn.Module(), _returning(graph, gm))
 
     #: What torch.compile calls it for.
@@ -72,30 +72,36 @@ class _Partition(TorchPass):
     def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
         return Pipeline(backend=cls.backend, training="cut", cut=options["cut"])
 
-    def divide(self, module: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def divide(
+        self, module: fx.GraphModule, outputs: int, options: Mapping[str, Any]
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Call the partitioner. `outputs` says how many of the results, the first ones, are those of the forward."""
         raise NotImplementedError
 
 
-class DefaultPartition(_Partition):
-    """`default_partition`, which backends built on AOTAutograd use unless they name another. Options as of `_Partition`."""
+class DefaultPartition(Partition):
+    """`default_partition`, which backends built on AOTAutograd use unless they name another. Options as of `Partition`."""
 
     name = "torch:default_partition"
     backend = "aot_eager_default_partitioner"
 
-    def divide(self, module: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def divide(
+        self, module: fx.GraphModule, outputs: int, options: Mapping[str, Any]
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
         from torch._functorch.partitioners import default_partition
 
         return default_partition(module, (), num_fwd_outputs=outputs)
 
 
-class MinCutPartition(_Partition):
-    """`min_cut_rematerialization_partition`, which Inductor uses. Options as of `_Partition`."""
+class MinCutPartition(Partition):
+    """`min_cut_rematerialization_partition`, which Inductor uses. Options as of `Partition`."""
 
     name = "torch:min_cut_partition"
     backend = "aot_eager"
 
-    def divide(self, module: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def divide(
+        self, module: fx.GraphModule, outputs: int, options: Mapping[str, Any]
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
         from torch._functorch.partitioners import min_cut_rematerialization_partition
 
         return min_cut_rematerialization_partition(module, (), num_fwd_outputs=outputs)
@@ -221,4 +227,4 @@ def _returning(graph: fx.Graph, gm: fx.GraphModule) -> fx.Graph:
     return graph
 
 
-__all__ = ["DefaultPartition", "MergeEqual", "MinCutPartition"]
+__all__ = ["DefaultPartition", "MergeEqual", "MinCutPartition", "Partition"]

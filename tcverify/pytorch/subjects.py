@@ -413,6 +413,16 @@ _ALL = (
         f"{_COMMS}:remove_fsdp2_unsharded_param_graph_input_usage", until="2.11", strategy="fsdp",
     ),
     TorchSubject(
+        "activation_offloading", "tcverify.pytorch.offloading:ActivationOffload",
+        "moves what the forward saves to the host, and back in the backward",
+        "torch._functorch._activation_offloading.activation_offloading:enable_activation_offloading",
+        since="2.13", strategy="traced",
+        draws={
+            "cut": _CUTS, "partitioner": ("default", "min_cut"), "marked": ("all", "even", "odd"), "inputs": _FLAG,
+            "separate_stream": _BOTH, "sink_wait": _FLAG, "prefetch": _FLAG,
+        },
+    ),
+    TorchSubject(
         "backward_streams", "tcverify.pytorch.backward_streams:BackwardStreams",
         "puts events between nodes of a backward that run on different streams",
         "torch._functorch._aot_autograd.streams:insert_backward_syncs", since="2.11", strategy="overlap",
