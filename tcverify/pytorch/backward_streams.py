@@ -35,6 +35,8 @@ class BackwardStreams(TorchPass):
         streams: how many there are.
         run: how many nodes in a row have the same stream.
         sums: whether sums count as accumulations of gradients, which take the stream of a reader or of an addend.
+        order: in which the host issues the nodes. "traced": as they are traced. "late", "early": when events are tied to nodes by
+            `wrap_all_sync_nodes_with_control_deps`, they are moved as far as the ties allow, as a compiler may do.
         reuse: whether memory is used again: once the host has issued the last node that reads a value, the stream that
             allocated it may overwrite it.
     """
@@ -60,6 +62,13 @@ class BackwardStreams(TorchPass):
             streams.insert_backward_syncs(gm)
             if options["reuse"]:
                 streams.sync_deallocations(gm)
+            if options["order"] != "traced":
+                tie = getattr(streams, "wrap_all_sync_nodes_with_control_deps", None)
+                if tie is None:
+                    raise Unsupported("this torch ties events to nothing: their order is that in which they are traced")
+                tie(gm)
+                _move_syncs(gm.graph, late=options["order"] == "late")
+                _unwrap(gm)
         _Anchored(gm.graph, reuse=options["reuse"]).write()
         gm.recompile()
 
@@ -87,6 +96,49 @@ def _require_functional(node: fx.Node) -> None:
     schema = schema_of(node.target)
     if schema is not None and schema.is_mutable:
         raise Unsupported(f"node '{node.name}' writes in place: graphs of AOTAutograd are functional")
+
+
+def _move_syncs(graph: fx.Graph, *, late: bool) -> None:
+    """Order the calls of a graph anew: by what they read alone, events as late as that allows, or as early."""
+    output = next(iter(reversed(graph.nodes)))
+    todo = [node for node in graph.nodes if node.op == "call_function"]
+    missing = {node: sum(one.op == "call_function" for one in node.all_input_nodes) for node in todo}
+    while todo:
+        ready = [node for node in todo if missing[node] == 0]
+        node = next((one for one in ready if _is_sync(one) != late), ready[0])
+        todo.remove(node)
+        output.prepend(node)
+        for user in node.users:
+            if user in missing:
+                missing[user] -= 1
+
+
+def _is_sync(node: fx.Node) -> bool:
+    from torch._inductor.fx_passes.control_dependencies import control_deps
+
+    return node.target is control_deps or getattr(node.target, "namespace", None) == "streams"
+
+
+def _unwrap(gm: fx.GraphModule) -> None:
+    """Call events again where they are called by `control_deps`."""
+    graph = gm.graph
+    for node in [node for node in graph.nodes if node.op == "call_function" and _is_sync(node)]:
+        if getattr(node.target, "namespace", None) == "streams":
+            continue
+        _, called, *passed = node.args
+        (sync,) = [one for one in getattr(gm, called.target).graph.nodes if one.op == "call_function"]
+        with graph.inserting_before(node):
+            graph.call_function(sync.target, sync.args)
+        for item in list(node.users):
+            if item.target is operator.getitem:
+                item.replace_all_uses_with(passed[item.args[1] - 1])
+                graph.erase_node(item)
+            else:  # another one that follows it
+                item.args = (tuple(one for one in item.args[0] if one is not node), *item.args[1:])
+        graph.erase_node(node)
+        if not called.users:
+            graph.erase_node(called)
+            delattr(gm, called.target)
 
 
 class _Anchored:
@@ -117,7 +169,7 @@ class _Anchored:
                 self._graph.erase_node(node)
             elif node.target in (ops.wait_event.default, ops.sync_dealloc.default):
                 event, stream = node.args[:2]
-                self._pending.setdefault(stream, {}).update(self._events[event])
+                self._pending.setdefault(stream, {}).update(self._events.get(event, {}))
                 self._graph.erase_node(node)
             elif not _is_alias(node):
                 self._bind(node, _stream(node))

@@ -425,8 +425,10 @@ _ALL = (
     TorchSubject(
         "backward_streams", "tcverify.pytorch.backward_streams:BackwardStreams",
         "puts events between nodes of a backward that run on different streams",
-        "torch._functorch._aot_autograd.streams:insert_backward_syncs", since="2.11", strategy="overlap",
-        draws={"streams": (2, 3, 4), "run": (1, 2, 3, 5), "sums": _BOTH, "reuse": _BOTH},
+        "torch._functorch._aot_autograd.streams:insert_backward_syncs", since="2.10", strategy="overlap",
+        draws={
+            "streams": (2, 3, 4), "run": (1, 2, 3, 5), "sums": _BOTH, "order": ("traced", "late", "early"), "reuse": _BOTH,
+        },
     ),
     TorchSubject(
         "fx_graph_cse", f"{_PARTS}:MergeEqual",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import operator
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ X = InputSpec("x", (2, 2), placements=(("tp", VARYING),))
 
 def program(build: Any, **options: Any) -> Program:
     made = spmd_program(TP2, [X], lambda b: build(b, b.input("x")))
-    return replace(made, options={"run": 1, "sums": False, "reuse": False, **options})
+    return replace(made, options={"run": 1, "sums": False, "order": "traced", "reuse": False, **options})
 
 
 def two_readers(b: GraphBuilder, x: fx.Node) -> Any:
@@ -89,6 +90,46 @@ def test_memory_is_used_again_while_another_stream_reads_a_view() -> None:
     verdict = verify(BackwardStreams(), program(build, run=2, streams=2, reuse=True))
     assert [finding.kind for finding in verdict.findings] == ["race"]
     assert "writes into 'relu' before its read by 'neg' on stream 1 is complete" in verdict.findings[0].title
+
+
+def one_reader(b: GraphBuilder, x: fx.Node) -> Any:
+    return b.call("aten::neg", b.call("aten::relu", x))
+
+
+def test_events_move_as_far_as_control_deps_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any, a wait moves behind its reader."""
+    if not hasattr(streams, "wrap_all_sync_nodes_with_control_deps"):
+        pytest.skip("this torch ties events to nothing")
+    assert kinds(program(one_reader, streams=2, order="early")) == set()
+    monkeypatch.setattr(streams, "wrap_all_sync_nodes_with_control_deps", lambda _: None)
+    assert kinds(program(one_reader, streams=2, order="late")) == {"race"}
+    monkeypatch.setattr(streams, "wrap_all_sync_nodes_with_control_deps", tie)
+    assert kinds(program(one_reader, streams=2, order="late")) == set()
+    assert kinds(program(read_aside, streams=2, order="late")) == set()
+
+
+def tie(gm: fx.GraphModule) -> None:
+    """`wrap_all_sync_nodes_with_control_deps`, mended: every event keeps its place among all nodes."""
+    from torch._inductor.fx_passes.control_dependencies import control_deps
+
+    for number, node in enumerate([node for node in gm.graph.nodes if "streams." in str(node.target)]):
+        order = list(gm.graph.nodes)
+        before = order[: order.index(node)]
+        passed = [one for one in before if one.op == "call_function" and one.target is not control_deps]
+        inner = fx.Graph()
+        inputs = [inner.placeholder(f"x{k}") for k in range(len(passed))]
+        inner.output((inner.call_function(node.target, node.args), *inputs))
+        setattr(gm, f"tied{number}", fx.GraphModule(torch.nn.Module(), inner))
+        with gm.graph.inserting_before(node):
+            called = gm.graph.get_attr(f"tied{number}")
+            made = gm.graph.call_function(control_deps, (tuple(passed), called, *passed))
+            for k, one in enumerate(passed):
+                item = gm.graph.call_function(operator.getitem, (made, k + 1))
+                item.meta.update(one.meta)
+                later = [user for user in one.users if user not in before and user not in (made, item)]
+                for user in later:
+                    user.replace_input_with(one, item)
+        gm.graph.erase_node(node)
 
 
 def test_an_event_covers_what_its_stream_waits_for() -> None:
