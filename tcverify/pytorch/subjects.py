@@ -425,7 +425,7 @@ _ALL = (
     TorchSubject(
         "backward_streams", "tcverify.pytorch.backward_streams:BackwardStreams",
         "puts events between nodes of a backward that run on different streams",
-        "torch._functorch._aot_autograd.streams:insert_backward_syncs", since="2.10", strategy="overlap",
+        "torch._functorch._aot_autograd.streams:insert_backward_syncs", since="2.10", strategy="structured,wild",
         draws={
             "streams": (2, 3, 4), "run": (1, 2, 3, 5), "sums": _BOTH, "order": ("traced", "late", "early"), "reuse": _BOTH,
         },
