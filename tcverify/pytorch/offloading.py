@@ -10,7 +10,6 @@ from unittest import mock
 import torch
 from torch import fx
 
-from tcverify.errors import Unsupported
 from tcverify.ops import lookup, resolve
 from tcverify.ops.dialects.fsdp import RESIZE
 from tcverify.pytorch.partitioning import DefaultPartition, MinCutPartition, Partition
@@ -40,18 +39,33 @@ class ActivationOffload(Partition):
         self, module: fx.GraphModule, outputs: int, options: Mapping[str, Any]
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         module.graph.eliminate_dead_code()  # as AOTAutograd does before
-        for node in module.graph.nodes:
-            if node.op == "call_function" and not node.users and lookup(node.target).phase is not None:
-                raise Unsupported(
-                    f"nothing reads '{node.name}': partitioners drop it, as torch:default_partition shows"
-                )
         first, step = {"all": (0, 1), "even": (0, 2), "odd": (1, 2)}[options["marked"]]
         kinds = ("call_function", "placeholder") if options["inputs"] else ("call_function",)
+        needed = _needed(module.graph)
         for node in [node for node in module.graph.nodes if node.op in kinds][first::step]:
-            node.meta["should_offload"] = True
+            # The partitioners drop collectives that nothing reads, as torch:default_partition shows: what they read is not saved.
+            node.meta["should_offload"] = not needed.isdisjoint(node.users)
         partition = {"default": DefaultPartition, "min_cut": MinCutPartition}[options["partitioner"]]
         with _offloading(options):
             return partition().divide(module, outputs, options)
+
+
+def _needed(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that results are computed from."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if (
+            node.op == "output"
+            or node in found
+            or (node.op == "call_function" and node.is_impure() and not _is_wait(node))
+        ):
+            found.update(node.all_input_nodes)
+            found.add(node)
+    return found
+
+
+def _is_wait(node: fx.Node) -> bool:
+    return lookup(node.target).phase == "wait"
 
 
 @contextlib.contextmanager

@@ -416,7 +416,7 @@ _ALL = (
         "activation_offloading", "tcverify.pytorch.offloading:ActivationOffload",
         "moves what the forward saves to the host, and back in the backward",
         "torch._functorch._activation_offloading.activation_offloading:enable_activation_offloading",
-        since="2.13", strategy="traced",
+        since="2.13", strategy="compiled",
         draws={
             "cut": _CUTS, "partitioner": ("default", "min_cut"), "marked": ("all", "even", "odd"), "inputs": _FLAG,
             "separate_stream": _BOTH, "sink_wait": _FLAG, "prefetch": _FLAG,
