@@ -88,6 +88,7 @@ def _device() -> Iterator[None]:
         mock.patch.object(streams, "get_current_stream", return_value=MAIN_STREAM),
         mock.patch.object(streams, "get_roofline_estimate", return_value=1.0),
         mock.patch.object(torch.accelerator, "is_available", return_value=True),
+        mock.patch.object(torch.cuda, "is_available", return_value=True),  # up to torch 2.12
     ):
         yield
 

@@ -18,7 +18,7 @@ from tcverify.pytorch.partitioning import DefaultPartition, MinCutPartition, Par
 class ActivationOffload(Partition):
     """`enable_activation_offloading`, which both partitioners call.
 
-    Copies to the host and back become clones. A wait for one frees what has been copied, as it does on a device.
+    Copies to the host and back become clones. A wait for one frees what has been copied, as it does on a device (torch 2.13).
 
     Options: as of `Partition`, and
         partitioner: which one divides the graph.
@@ -86,19 +86,28 @@ def _offloading(options: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _on_one_device(graph: fx.Graph) -> None:
-    """Let copies between host and device be clones, and a wait for one free what it has copied."""
+    """Let copies between host and device be clones, and a wait for one free what it has copied, where this torch does."""
     ops = torch.ops
+    frees = waits_free()
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
         if node.target in (ops.ao.offload.default, ops.ao.reload.default, ops.prims.device_put.default):
             node.target, node.args, node.kwargs = ops.aten.clone.default, node.args[:1], {}
         elif node.target == ops.ao.wait_tensor.default:
-            copied, freed = node.args[:2]
-            with graph.inserting_before(node):
-                graph.call_function(resolve(RESIZE), (freed, 0))
+            copied, *freed = node.args[:2]
+            if frees:
+                with graph.inserting_before(node):
+                    graph.call_function(resolve(RESIZE), (*freed, 0))
             node.replace_all_uses_with(copied)
             graph.erase_node(node)
 
 
-__all__ = ["ActivationOffload"]
+def waits_free() -> bool:
+    """Whether a wait frees what has been copied; in torch 2.12 it only keeps it alive."""
+    from torch._functorch._activation_offloading import offload_ops
+
+    return hasattr(offload_ops, "pinned_memory_pool")
+
+
+__all__ = ["ActivationOffload", "waits_free"]

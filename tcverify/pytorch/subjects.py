@@ -405,18 +405,18 @@ _ALL = (
     TorchSubject(
         "reinplace_fsdp_all_gather", "tcverify.pytorch.fsdp_graphs:ReinplaceFsdpAllGather",
         "lets FSDP's all_gathers write into its buffer",
-        "torch._inductor.comms:reinplace_fsdp_all_gather", until="2.11", strategy="fsdp",
+        "torch._inductor.comms:reinplace_fsdp_all_gather", until="2.12", strategy="fsdp",
     ),
     TorchSubject(
         "remove_fsdp2_unsharded_param_graph_input_usage", "tcverify.pytorch.fsdp_graphs:RemoveUnsharded",
         "uses gathered parameters directly, not through a graph input",
-        f"{_COMMS}:remove_fsdp2_unsharded_param_graph_input_usage", until="2.11", strategy="fsdp",
+        f"{_COMMS}:remove_fsdp2_unsharded_param_graph_input_usage", until="2.12", strategy="fsdp",
     ),
     TorchSubject(
         "activation_offloading", "tcverify.pytorch.offloading:ActivationOffload",
         "moves what the forward saves to the host, and back in the backward",
-        "torch._functorch._activation_offloading.activation_offloading:enable_activation_offloading",
-        since="2.13", strategy="compiled",
+        "torch._functorch._activation_offloading.activation_offloading:offload_chosen_sets_async",
+        since="2.12", strategy="compiled",
         draws={
             "cut": _CUTS, "partitioner": ("default", "min_cut"), "marked": ("all", "even", "odd"), "inputs": _FLAG,
             "separate_stream": _BOTH, "sink_wait": _FLAG, "prefetch": _FLAG,

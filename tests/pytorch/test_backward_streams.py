@@ -58,7 +58,7 @@ def frees_behind_every_reader(gm: fx.GraphModule) -> None:
         for reader in [one for one in _readers(node) if one in work]:
             event = streams.new_event()
             streams.insert_record_event_after_node(gm.graph, reader, event)
-            with gm.graph.inserting_after(next(reversed(gm.graph.nodes)).prev):
+            with gm.graph.inserting_after(next(iter(reversed(gm.graph.nodes))).prev):
                 gm.graph.call_function(
                     torch.ops.streams.sync_dealloc.default, (event, streams.get_stream(node) or 0, node)
                 )

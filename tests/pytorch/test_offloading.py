@@ -20,7 +20,7 @@ from tcverify.verification.verifier import verify
 if not SUBJECTS["activation_offloading"].here:
     pytest.skip("this torch offloads no activations", allow_module_level=True)
 
-from tcverify.pytorch.offloading import ActivationOffload
+from tcverify.pytorch.offloading import ActivationOffload, waits_free
 from tcverify.pytorch.partitioning import DefaultPartition
 
 TP2 = Mesh.grid({"tp": 2})
@@ -67,7 +67,7 @@ def test_an_activation_is_copied_there_and_back(partitioner: str, separate_strea
     assert gm is not None
     copies = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)
     freed = [node for node in gm.graph.nodes if "resize_storage_bytes" in str(node.target)]
-    assert (len(copies), len(freed)) == (2, 2 if separate_stream else 0)
+    assert (len(copies), len(freed)) == (2, 2 if separate_stream and waits_free() else 0)
     assert kinds(made) == set()
 
 
@@ -86,7 +86,7 @@ def gathered(b: GraphBuilder, x: fx.Node, w: fx.Node, g: fx.Node) -> Any:
     (gathered, {"cut": 0.75}, "async-race"),
 ])  # fmt: skip
 def test_what_others_own_is_freed(build: Build, options: dict[str, Any], kind: str) -> None:
-    assert kind in kinds(program(build, **options))
+    assert not waits_free() or kind in kinds(program(build, **options))
     assert kinds(program(build, **options, separate_stream=False)) == set()
 
 
@@ -125,5 +125,5 @@ def test_where_only_what_is_owned_is_offloaded_nothing_is_found(monkeypatch: pyt
             continue  # what the partitioner does wrong is not about offloading
         assert not verdict.findings
         gm = ActivationOffload()(made.graph_module(0))
-        fired += gm is not None and any("resize_storage_bytes" in str(node.target) for node in gm.graph.nodes)
+        fired += gm is not None and any("gpu_reload" in node.name for node in gm.graph.nodes)
     assert fired > 5
