@@ -44,7 +44,8 @@ class ActivationOffload(Partition):
         needed = _needed(module.graph)
         for node in [node for node in module.graph.nodes if node.op in kinds][first::step]:
             # The partitioners drop collectives that nothing reads, as torch:default_partition shows: what they read is not saved.
-            node.meta["should_offload"] = not needed.isdisjoint(node.users)
+            readers = {user for user in node.users if user.meta.get("partitioner_tag") == "is_backward"}
+            node.meta["should_offload"] = not needed.isdisjoint(readers)
         partition = {"default": DefaultPartition, "min_cut": MinCutPartition}[options["partitioner"]]
         with _offloading(options):
             return partition().divide(module, outputs, options)
