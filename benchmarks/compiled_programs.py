@@ -50,7 +50,7 @@ OTHERS = ("functional", "compiled", "traced", "bucketing", "data-parallel", "asy
 HIDDEN = (8, 33, 130, 257, 5, 520, 64, 4)
 TOKENS = (1, 2, 3, 17, 43, 2050)
 
-#: Other values than the default's of settings that decide which code is generated, and not what it computes.
+#: Values, other than the default, of settings that decide which code is generated and not what it computes.
 CODE: Mapping[str, tuple[Any, ...]] = {
     "b2b_gemm_pass": (True,), "combo_kernels": (True,), "combo_kernel_allow_mixed_sizes": (2,),
     "combo_kernel_per_subkernel_blocks": (True,), "comprehensive_padding": (False,), "dce": (True,),

@@ -43,7 +43,7 @@ class ActivationOffload(Partition):
         kinds = ("call_function", "placeholder") if options["inputs"] else ("call_function",)
         needed = _needed(module.graph)
         for node in [node for node in module.graph.nodes if node.op in kinds][first::step]:
-            # The partitioners drop collectives that nothing reads, as torch:default_partition shows: what they read is not saved.
+            # Not what only a collective would read that nothing reads: partitioners drop it, as torch:default_partition shows.
             readers = {user for user in node.users if user.meta.get("partitioner_tag") == "is_backward"}
             node.meta["should_offload"] = not needed.isdisjoint(readers)
         partition = {"default": DefaultPartition, "min_cut": MinCutPartition}[options["partitioner"]]
