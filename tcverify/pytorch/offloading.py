@@ -12,6 +12,7 @@ from torch import fx
 
 from tcverify.ops import lookup, resolve
 from tcverify.ops.dialects.fsdp import RESIZE
+from tcverify.pytorch.end_to_end.pipeline import Pipeline
 from tcverify.pytorch.partitioning import DefaultPartition, MinCutPartition, Partition
 
 
@@ -34,6 +35,10 @@ class ActivationOffload(Partition):
         _on_one_device(made.graph)
         made.recompile()
         return made
+
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        return Pipeline(unreachable="there is no other device on which activations could be kept")
 
     def divide(
         self, module: fx.GraphModule, outputs: int, options: Mapping[str, Any]
