@@ -30,7 +30,6 @@ from tcverify.execution.asynchrony import TIMINGS
 from tcverify.ops import schema_of
 from tcverify.program import Doubt, Mesh, Program, dumps
 from tcverify.pytorch import SUBJECTS, TorchSubject
-from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compiling import compile_graph, example_inputs, inductor, is_compiled
 from tcverify.pytorch.effects import effects_as
 from tcverify.pytorch.end_to_end.pipeline import EAGER_KERNELS, Code, Pipeline
@@ -39,6 +38,7 @@ from tcverify.pytorch.findings import TorchFinding, read_findings
 from tcverify.pytorch.functional import functional_copy
 from tcverify.pytorch.groups import groups_of
 from tcverify.pytorch.overlap import undisturbed
+from tcverify.registry.references import find
 from tcverify.strategies import DECODERS, Decoder, all_meshes
 from tcverify.strategies.draft import NoSite
 from tcverify.strategies.functional import choices, compiled
@@ -111,8 +111,8 @@ def reached() -> tuple[str, ...]:
     found = []
     for name, one in SUBJECTS.items():
         if one.here:
-            pipeline = subject_class(one).pipeline({option: values[0] for option, values in one.draws.items()})
-            if not why_not(pipeline):
+            kind = find(one.target)[0]
+            if not why_not(kind.pipeline(kind.chosen({}, {}))):
                 found.append(name)
     return tuple(found)
 
@@ -164,12 +164,6 @@ class Seen:
     planted: int = 0
 
 
-def subject_class(one: TorchSubject) -> type[TorchPass]:
-    module, _, name = one.target.partition(":")
-    kind: type[TorchPass] = getattr(importlib.import_module(module), name)
-    return kind
-
-
 def why_not(pipeline: Pipeline) -> str:
     """Why a pipeline is not one that graphs without gradients can be compiled by here; empty if it is."""
     if pipeline.backend != "inductor" or not pipeline.entry.startswith("torch.compile"):
@@ -179,8 +173,8 @@ def why_not(pipeline: Pipeline) -> str:
 
 def pipeline_of(one: TorchSubject, program: Program) -> Pipeline:
     """How users of torch.compile reach a subject with the options of a program."""
-    kind = subject_class(one)
-    found = kind.pipeline(kind.chosen(program.options, {}))
+    kind = find(one.target)[0]
+    found: Pipeline = kind.pipeline(kind.chosen(program.options, {}))
     if why_not(found):
         raise Unsupported(f"torch.compile does not run it here: {why_not(found)}")
     code = {name: value for name, value in program.options.items() if name in CODE}

@@ -23,6 +23,8 @@ if not SUBJECTS["backward_streams"].here:
 streams = importlib.import_module("torch._functorch._aot_autograd.streams")
 
 TP2 = Mesh.grid({"tp": 2})
+#: What ties events to the nodes around them.
+TIES = "wrap_all_sync_nodes_with_control_deps"
 X = InputSpec("x", (2, 2), placements=(("tp", VARYING),))
 
 
@@ -98,12 +100,12 @@ def one_reader(b: GraphBuilder, x: fx.Node) -> Any:
 
 def test_events_move_as_far_as_control_deps_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any, a wait moves behind its reader."""
-    if not hasattr(streams, "wrap_all_sync_nodes_with_control_deps"):
+    if not hasattr(streams, TIES):
         pytest.skip("this torch ties events to nothing")
     assert kinds(program(one_reader, streams=2, order="early")) == set()
-    monkeypatch.setattr(streams, "wrap_all_sync_nodes_with_control_deps", lambda _: None)
+    monkeypatch.setattr(streams, TIES, lambda _: None)
     assert kinds(program(one_reader, streams=2, order="late")) == {"race"}
-    monkeypatch.setattr(streams, "wrap_all_sync_nodes_with_control_deps", tie)
+    monkeypatch.setattr(streams, TIES, tie)
     assert kinds(program(one_reader, streams=2, order="late")) == set()
     assert kinds(program(read_aside, streams=2, order="late")) == set()
 
@@ -112,23 +114,26 @@ def tie(gm: fx.GraphModule) -> None:
     """`wrap_all_sync_nodes_with_control_deps`, mended: every event keeps its place among all nodes."""
     from torch._inductor.fx_passes.control_dependencies import control_deps
 
-    for number, node in enumerate([node for node in gm.graph.nodes if "streams." in str(node.target)]):
-        order = list(gm.graph.nodes)
-        before = order[: order.index(node)]
-        passed = [one for one in before if one.op == "call_function" and one.target is not control_deps]
+    now: dict[fx.Node, fx.Node] = {}  # a node -> what hands it on behind the last event
+    for number, node in enumerate(list(gm.graph.nodes)):
+        if node.op != "call_function":
+            continue
+        if "streams." not in str(node.target):
+            now[node] = node
+            continue
         inner = fx.Graph()
-        inputs = [inner.placeholder(f"x{k}") for k in range(len(passed))]
+        inputs = [inner.placeholder(f"x{k}") for k in range(len(now))]
         inner.output((inner.call_function(node.target, node.args), *inputs))
         setattr(gm, f"tied{number}", fx.GraphModule(torch.nn.Module(), inner))
         with gm.graph.inserting_before(node):
             called = gm.graph.get_attr(f"tied{number}")
-            made = gm.graph.call_function(control_deps, (tuple(passed), called, *passed))
-            for k, one in enumerate(passed):
+            made = gm.graph.call_function(control_deps, (tuple(now.values()), called, *now.values()))
+            for k, (original, last) in enumerate(now.items()):
                 item = gm.graph.call_function(operator.getitem, (made, k + 1))
-                item.meta.update(one.meta)
-                later = [user for user in one.users if user not in before and user not in (made, item)]
-                for user in later:
-                    user.replace_input_with(one, item)
+                item.meta.update(last.meta)
+                for user in [user for user in last.users if user > made and user is not item]:
+                    user.replace_input_with(last, item)
+                now[original] = item
         gm.graph.erase_node(node)
 
 
@@ -141,15 +146,20 @@ def test_an_event_covers_what_its_stream_waits_for() -> None:
     assert kinds(program(build, streams=3)) == set()
 
 
-@pytest.mark.parametrize("reuse", [False, True])
-def test_with_every_event_nothing_is_found(monkeypatch: pytest.MonkeyPatch, reuse: bool) -> None:
+@pytest.mark.parametrize(("order", "reuse"), [("traced", False), ("traced", True), ("late", False), ("early", False)])
+def test_with_every_event_nothing_is_found(monkeypatch: pytest.MonkeyPatch, order: str, reuse: bool) -> None:
+    if order != "traced":
+        if not hasattr(streams, TIES):
+            pytest.skip("this torch ties events to nothing")
+        monkeypatch.setattr(streams, TIES, tie)
     monkeypatch.setattr(streams, "insert_sync", waits_for_every_producer)
     monkeypatch.setattr(streams, "sync_deallocations", frees_behind_every_reader)
     fired = 0
     decoder = DECODERS["wild"]
     for seed in range(60):
         made = decoder.decode(TP2, bytes((seed * 37 + k * 101) % 251 for k in range(decoder.width)))
-        verdict = verify(BackwardStreams(), replace(made, options={"streams": 3, "run": 1 + seed % 2, "reuse": reuse}))
+        options = {"streams": 3, "run": 1 + seed % 2, "order": order, "reuse": reuse}
+        verdict = verify(BackwardStreams(), replace(made, options=options))
         assert not verdict.findings, verdict.findings
         fired += verdict.status == "passed" and verdict.changed
     assert fired > 20
