@@ -170,7 +170,7 @@ def _finding(one: TorchFinding) -> str:
 
 def _issue(text: str) -> str:
     """The text of an issue inside a block that opens on demand: headings are bold, so that the contents of the page omit them."""
-    text = re.sub(r"(?m)^#+ (.*)$", r"**\1**", text)
+    text = re.sub(r"(?m)^#+ (.*)$", lambda heading: f"**{prose(heading[1])}**", text)
     text = re.sub(r"(?<![(<])https://[\w./#-]*\w", r"<\g<0>>", text)
     text = re.sub(r"(?<![\w/])#(\d{4,})\b", r"[#\1](https://github.com/pytorch/pytorch/issues/\1)", text)
     return "".join(f"    {line}".rstrip() + "\n" for line in text.splitlines())

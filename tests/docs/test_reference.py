@@ -116,8 +116,8 @@ def test_the_findings_in_pytorch_are_all_there(exhibits: ModuleType) -> None:
 
 def test_texts_of_people_are_no_markup(exhibits: ModuleType) -> None:
     assert exhibits.prose("_a_ [b] <c>\n `_d_ [e]` `f`") == "\\_a\\_ \\[b\\] &lt;c> `_d_ [e]` `f`"
-    assert exhibits._issue("# Title\n\n#131023, see https://a.b/c.\n") == (
-        "    **Title**\n\n    [#131023](https://github.com/pytorch/pytorch/issues/131023), see <https://a.b/c>.\n"
+    assert exhibits._issue("# [a][b] Title\n\n#131023, see https://a.b/c.\n") == (
+        "    **\\[a\\]\\[b\\] Title**\n\n    [#131023](https://github.com/pytorch/pytorch/issues/131023), see <https://a.b/c>.\n"
     )
 
 
