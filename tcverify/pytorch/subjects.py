@@ -431,6 +431,23 @@ _ALL = (
         },
     ),
     TorchSubject(
+        "split_module", "tcverify.pytorch.splitting:SplitModule",
+        "splits a graph into submodules that are compiled one by one", "torch.fx.passes.split_module:split_module",
+        strategy="structured,wild",
+        draws={"run": (3, 1, 2, 5, "collectives"), "keep_original_order": _FLAG},
+    ),
+    TorchSubject(
+        "regional_inductor", "tcverify.pytorch.splitting:RegionalInductor",
+        "moves what users mark into submodules, which alone are compiled", "torch.fx.passes.regional_inductor:_RegionScooper",
+        strategy="compiled", draws={"run": (2, 1, 3), "regions": (1, 2, 3)},
+    ),
+    TorchSubject(
+        "functionalize_collectives", "tcverify.pytorch.functionalizing:FunctionalizeCollectives",
+        "makes in-place collectives functional, in graphs that make_fx traced",
+        "torch._inductor._functionalize_collectives:_functionalize_inplace_collectives", since="2.13",
+        strategy="functional,wild",
+    ),
+    TorchSubject(
         "fx_graph_cse", f"{_PARTS}:MergeEqual",
         "merges equal calls, as in the default partitioner", "torch._functorch.compile_utils:fx_graph_cse",
         strategy="effects",
