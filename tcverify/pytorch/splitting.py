@@ -30,7 +30,7 @@ class SplitModule(TorchPass):
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
         from torch.fx.passes.split_module import split_module
 
-        parts = _parts(gm.graph, options["run"])
+        parts = _consecutive_parts(gm.graph, options["run"])
         made = split_module(gm, gm, parts.__getitem__, keep_original_order=options["keep_original_order"])
         inline_submodules(made)
         return made
@@ -52,17 +52,18 @@ class SplitModule(TorchPass):
         )
 
 
-def _parts(graph: fx.Graph, run: int | str) -> dict[fx.Node, int]:
-    """The part of each call, in ascending order."""
+def _consecutive_parts(graph: fx.Graph, run: int | str) -> dict[fx.Node, int]:
+    """The part of each call, in ascending order. What selects from several results is part of what makes them."""
     found: dict[fx.Node, int] = {}
-    part, alone = 0, False
-    for place, node in enumerate(node for node in graph.nodes if node.op not in ("placeholder", "get_attr", "output")):
-        if run == "collectives":
+    part, length, alone = 0, 0, False
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node.target is not operator.getitem:
             communicates = lookup(node.target).phase is not None
-            part += bool(found) and (communicates or alone)
-            alone = communicates
-        else:
-            part = place // int(run)
+            if found and (communicates or alone if run == "collectives" else length == run):
+                part, length = part + 1, 0
+            length, alone = length + 1, communicates
         found[node] = part
     return found
 

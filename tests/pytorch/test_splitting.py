@@ -15,6 +15,7 @@ from tcverify.errors import Unsupported
 from tcverify.program import VARYING, GraphBuilder, InputSpec, Mesh, Program, spmd_program
 from tcverify.pytorch import SUBJECTS
 from tcverify.pytorch.splitting import RegionalInductor, SplitModule, inline_submodules
+from tcverify.pytorch.subjects import release
 from tcverify.strategies import DECODERS
 from tcverify.verification.verifier import verify
 
@@ -113,7 +114,7 @@ def by_turns(b: GraphBuilder, x: fx.Node, w: fx.Node) -> Any:
     return [left_next, b.call("aten::cos", left), last]
 
 
-@needs_regions
+@pytest.mark.skipif(release(torch.__version__) < (2, 12), reason="this torch knows one region alone")
 def test_regions_that_read_each_other_cannot_both_be_fused() -> None:
     made = program(by_turns, run=1, regions=2)
     (finding,) = verify(RegionalInductor(), made).findings
