@@ -21,7 +21,7 @@ from tcverify.ops import qualified_name
 from tcverify.program import Mesh, MeshDim, Program
 from tcverify.pytorch.pipelining import PipelineSchedule, order_accumulations
 from tcverify.strategies.pipelining.model import SCHEDULES, TrainingStep, training_program
-from tcverify.strategies.pipelining.programs import line
+from tcverify.strategies.pipelining.programs import WIDTH, decode_step, line
 from tcverify.verification.verifier import Verdict, verify
 
 TWO = ("linear tanh", "mm")
@@ -252,6 +252,55 @@ def test_zero_bubble_loses_gradients_behind_frozen_stages() -> None:
     verdict = judged(program(**frozen))
     said = verdict.status, [finding.kind for finding in verdict.findings]
     assert said == ("refuted", ["wrong-value"])
+
+
+SHARING = {
+    "counted twice": ("wrong-value", "reversed bias biases biases", "mm"),
+    "freed between": ("pass-raised", "mm scale tied", "mm"),
+    "freed by itself": ("pass-raised", "reversed linear tied", "mm"),
+}
+
+
+@pytest.mark.parametrize("what", SHARING)
+def test_zero_bubble_takes_shared_parameters_apart(what: str) -> None:
+    """Two findings; their folders have scripts."""
+    kind, *stages = SHARING[what]
+    shared = {"schedule": "InterleavedZeroBubble", "stages": ("mm", "mm", *stages)}
+    assert refuted(program(**shared)) & {kind, "impure-pass"}
+    assert judged(program(**{**shared, "schedule": "Interleaved1F1B"})).status == "passed"
+
+
+def test_where_groups_are_disjoint_and_keep_what_they_need_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.pipelining import _backward
+
+    groups_of = _backward.get_param_groups
+
+    def disjoint(*args: Any) -> list[dict[str, Any]]:
+        merged: list[dict[str, Any]] = []
+        for group in groups_of(*args):
+            kept = [one for one in merged if one["params"].isdisjoint(group["params"])]
+            for one in (one for one in merged if one not in kept):
+                group = {key: group[key] | one[key] for key in group}
+            merged = [*kept, group]
+        return merged
+
+    def keeps(weights: Any, groups: Any, retain_graph: bool = False) -> Any:
+        return _backward.stage_backward_weight(weights, groups, retain_graph=True)
+
+    monkeypatch.setattr(_backward, "get_param_groups", disjoint)
+    monkeypatch.setattr(stage, "stage_backward_weight", keeps)
+    for _, *stages in SHARING.values():
+        verdict = judged(program(schedule="InterleavedZeroBubble", stages=("mm", "mm", *stages)))
+        assert verdict.status == "passed", verdict.findings
+    shared = 0
+    for seed in range(150):
+        step = replace(decode_step(2, bytes((seed * 37 + k * 101) % 251 for k in range(WIDTH))), frozen=())
+        if not step.schedule.endswith("ZeroBubble") or step.microbatches > 4:
+            continue
+        verdict = judged(replace(training_program(line(2), step), options=step.options()))
+        assert not verdict.findings, (step, verdict.findings)
+        shared += verdict.status == "passed" and any({"tied", "biases"} & {*words.split()} for words in step.stages)
+    assert shared > 5
 
 
 def test_gradients_add_up_in_one_order_whatever_order_torch_has_them_in() -> None:

@@ -46,7 +46,7 @@ def test_all_kinds_of_schedules_stages_and_batches_are_drawn() -> None:
     assert all(TrainingStep.of(step.options()) == step for step in steps)
     words = Counter(word for step in steps for stage in step.stages for word in stage.split())
     assert {step.schedule for step in steps} == set(SCHEDULES)
-    assert set(words) == {*LAYERS, *ENDS, "shift", "ignore"}
+    assert set(words) == {*LAYERS, *ENDS, "shift", "ignore", "reversed"}
     assert any(step.frozen for step in steps)
     assert all(set(step.frozen) != set(range(len(step.stages))) for step in steps)
     assert any(step.microbatches < len(step.stages) for step in steps)

@@ -45,12 +45,18 @@ LAYERS: Mapping[str, tuple[Mapping[str, tuple[int, ...]], _Layer]] = {
     "linear": ({"weight": _SQUARE, "bias": _ROW}, lambda h, p: F.linear(h, p[0], p[1])),
     "mm": ({"weight": _SQUARE}, lambda h, p: h @ p[0]),
     "scale": ({"weight": _ROW}, lambda h, p: h * p[0]),
+    "bias": ({"bias": _ROW}, lambda h, p: h + p[0]),
     "skip": ({"weight": _SQUARE}, lambda h, p: h + torch.tanh(h @ p[0])),
     "twice": ({"weight": _SQUARE}, lambda h, p: torch.tanh(h @ p[0]) @ p[0]),
     "unused": ({"weight": _ROW, "extra": _ROW}, lambda h, p: h * p[0]),
+    "tied": ({"bias": _ROW}, lambda h, p: F.linear(h, p[0], p[1])),
+    "biases": ({"bias": _ROW}, lambda h, p: h + (p[0] + p[1])),
     "tanh": ({}, lambda h, p: torch.tanh(h)),
     "relu": ({}, lambda h, p: torch.relu(h)),
 }
+
+#: Layers that share a parameter with a layer in front of them, their first one: its shape.
+SHARED: Mapping[str, tuple[int, ...]] = {"tied": _SQUARE, "biases": _ROW}
 
 #: What a stage hands on beside its activation `h`, by name; `x` is the activation that it got.
 ENDS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -60,8 +66,9 @@ ENDS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "through": lambda h, x: x,
 }
 
-#: Words of a stage that are no layers: it adds the keyword argument, or does not read the second tensor that it gets.
-SHIFT, IGNORE = "shift", "ignore"
+#: Words of a stage that are no layers: it adds the keyword argument, does not read the second tensor that it gets, or has its
+#: parameters in the reverse of the order in which it uses them.
+SHIFT, IGNORE, REVERSED = "shift", "ignore", "reversed"
 
 #: Most rows of a batch that are read.
 MAX_ROWS = 64
@@ -106,18 +113,19 @@ class TrainingStep:
         try:
             step = cls(**told)
             words = {word for stage in step.stages for word in stage.split()}
+            trained = [read for k in range(len(step.stages)) for _, read in step.layers(k) if k not in step.frozen]
             sound = (
                 all(stage.split() for stage in step.stages)
                 and bool(step.stages)
-                and words <= {*LAYERS, *ENDS, SHIFT, IGNORE}
+                and words <= {*LAYERS, *ENDS, SHIFT, IGNORE, REVERSED}
                 and step.loss in LOSSES
                 and step.schedule in SCHEDULES
                 and 1 <= step.microbatches <= step.rows <= MAX_ROWS
                 and step.rows % step.microbatches == 0
                 and isinstance(step.frozen, tuple)
-                and any(step.parameters(k) for k in range(len(step.stages)) if k not in step.frozen)
+                and any(trained)
             )
-        except (TypeError, AttributeError):
+        except (TypeError, AttributeError, ValueError):
             sound = False
         if not sound:
             raise Unsupported("the options of the program describe no training step of a model in stages")
@@ -138,14 +146,28 @@ class TrainingStep:
         """Whether stages take the keyword argument."""
         return any(SHIFT in stage.split() for stage in self.stages)
 
+    def layers(self, stage: int) -> list[tuple[str, dict[str, tuple[int, ...]]]]:
+        """The layers of a stage, each with names and shapes of the parameters that it reads: the one that it shares comes first.
+
+        Raises:
+            ValueError: one has nothing to share.
+        """
+        found, known = [], dict[str, tuple[int, ...]]()
+        for place, layer in enumerate(self.stages[stage].split()):
+            if layer not in LAYERS:
+                continue
+            shared = [(name, shape) for name, shape in known.items() if shape == SHARED.get(layer)][:1]
+            if layer in SHARED and not shared:
+                raise ValueError(f"no parameter in front of '{layer}' can be shared")
+            own = {f"s{stage}_{place}_{layer}_{name}": shape for name, shape in LAYERS[layer][0].items()}
+            found.append((layer, {**dict(shared), **own}))
+            known |= own
+        return found
+
     def parameters(self, stage: int) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the parameters of a stage."""
-        return {
-            f"s{stage}_{place}_{layer}_{name}": shape
-            for place, layer in enumerate(self.stages[stage].split())
-            if layer in LAYERS
-            for name, shape in LAYERS[layer][0].items()
-        }
+        """Names and shapes of the parameters of a stage, in the order in which its module has them."""
+        found = {name: shape for _, read in self.layers(stage) for name, shape in read.items()}
+        return dict(reversed(found.items())) if REVERSED in self.stages[stage].split() else found
 
     def inputs(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of all inputs: the batch, its targets, the keyword argument, parameters."""
@@ -170,20 +192,17 @@ class Stage(nn.Module):
         wanted = number not in step.frozen
         for name in step.parameters(number):
             self.register_parameter(name, nn.Parameter(values[name], requires_grad=wanted))
-        self._names = list(step.parameters(number))
+        self._layers = step.layers(number)
 
     def forward(self, x: Tensor, other: Tensor | None = None, *, shift: Tensor | None = None) -> Any:
         """Compute what the words say."""
-        rest = iter([getattr(self, name) for name in self._names])
         h = x
         if other is not None and IGNORE not in self._words:
             h = h * other if other.dtype == torch.bool else h + other
-        for word in self._words:
-            if word == SHIFT and shift is not None:
-                h = h + shift
-            elif word in LAYERS:
-                shapes, compute = LAYERS[word]
-                h = compute(h, [next(rest) for _ in shapes])
+        if SHIFT in self._words and shift is not None:
+            h = h + shift
+        for layer, read in self._layers:
+            h = LAYERS[layer][1](h, [getattr(self, name) for name in read])
         second = next((ENDS[word](h, x) for word in self._words if word in ENDS), None)
         return h if second is None else (h, second)
 
@@ -300,6 +319,6 @@ def boundaries(step: TrainingStep, values: Mapping[str, Tensor]) -> Iterator[tup
 
 
 __all__ = [
-    "ENDS", "IGNORE", "LAYERS", "LOSSES", "SCHEDULES", "SHIFT", "WIDTH", "Stage", "TrainingStep", "as_tuple", "boundaries",
-    "training_program",
+    "ENDS", "IGNORE", "LAYERS", "LOSSES", "REVERSED", "SCHEDULES", "SHARED", "SHIFT", "WIDTH", "Stage", "TrainingStep",
+    "as_tuple", "boundaries", "training_program",
 ]  # fmt: skip

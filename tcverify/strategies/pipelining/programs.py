@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from tcverify.program import Mesh, Program
 from tcverify.strategies.choices import weighted_table
-from tcverify.strategies.pipelining.model import IGNORE, LOSSES, SCHEDULES, SHIFT, TrainingStep, training_program
+from tcverify.strategies.pipelining.model import (
+    IGNORE,
+    LAYERS,
+    LOSSES,
+    REVERSED,
+    SCHEDULES,
+    SHARED,
+    SHIFT,
+    TrainingStep,
+    training_program,
+)  # fmt: skip
 
 #: World sizes that are drawn; a pipeline has a rank at least per process.
 PIPELINE_WORLD_SIZES = (2, 3, 4, 2)
@@ -22,8 +32,11 @@ STAGE_WIDTH = 4
 WIDTH = HEADER + STAGES * STAGE_WIDTH
 
 #: The first layer has parameters.
-_FIRST = weighted_table(("mm", 4), ("linear", 3), ("skip", 3), ("twice", 2), ("scale", 2), ("unused", 1))
-_SECOND = weighted_table(("", 4), ("tanh", 4), ("relu", 1), ("mm", 2), ("scale", 2), ("twice", 1), ("linear", 1))
+_FIRST = weighted_table(("mm", 4), ("linear", 3), ("skip", 3), ("twice", 2), ("scale", 2), ("unused", 1), ("bias", 1))
+_SECOND = weighted_table(
+    ("", 4), ("tanh", 4), ("relu", 1), ("mm", 2), ("scale", 2), ("twice", 1), ("linear", 1), ("biases", 1)
+)
+_THIRD = weighted_table(("", 6), ("tied", 1), ("biases", 1))
 _ENDS = weighted_table(("", 8), ("two", 4), ("through", 2), ("constant", 1), ("mask", 1))
 _NAMES = tuple(SCHEDULES)
 
@@ -62,11 +75,16 @@ def decode_step(ranks: int, choices: bytes) -> TrainingStep:
 def _stage(record: Sequence[int], last: bool) -> str:
     """The words of a stage."""
     first, second, end, flags = record
+    layers, shapes = [], set[tuple[int, ...]]()
+    for layer in (_FIRST[first % len(_FIRST)], _SECOND[second % len(_SECOND)], _THIRD[end // len(_ENDS) % len(_THIRD)]):
+        if layer and SHARED.get(layer, ()) in {(), *shapes}:
+            layers.append(layer)
+            shapes.update(LAYERS[layer][0].values())
     words = [
         SHIFT if flags % 8 == 7 else "",
         IGNORE if flags // 8 % 8 == 7 else "",
-        _FIRST[first % len(_FIRST)],
-        _SECOND[second % len(_SECOND)],
+        REVERSED if flags // 64 % 2 else "",
+        *layers,
         _ENDS[end % len(_ENDS)],
     ]
     if last and words[-1] == "mask":  # a loss is of numbers
