@@ -93,24 +93,23 @@ class RegionalInductor(TorchPass):
         return Pipeline(unreachable="users mark regions in their code, and programs have no such marks")
 
 
+#: What users do not mark: AOTAutograd makes the copies into inputs at the end, and tracing marks items like what they come from.
+_UNMARKED = (torch.ops.aten.copy_.default, operator.getitem)
+
+
 def _mark(graph: fx.Graph, run: int, regions: int) -> None:
-    """Mark runs of calls as annotations of users do: not the copies into inputs at the end, which AOTAutograd makes."""
-    calls = [node for node in graph.nodes if node.op == "call_function" and not _is_copy(node)]
-    calls = sorted(node for node in calls if node.target is not operator.getitem)
+    """Mark runs of calls as annotations of users do."""
+    calls = [node for node in graph.nodes if node.op == "call_function" and node.target not in _UNMARKED]
     for place, node in enumerate(calls):
         turn, unmarked = divmod(place // run, 2)
         if not unmarked:
             _annotate(node, {"inductor_region": turn % regions} if regions > 1 else 0)
 
 
-def _is_copy(node: fx.Node) -> bool:
-    return node.target is torch.ops.aten.copy_.default
-
-
 def _annotate(node: fx.Node, told: Any) -> None:
     node.meta["custom"] = {"compile_with_inductor": told}
     for user in node.users:
-        if user.target is operator.getitem:  # as tracing makes it, with its operand
+        if user.target is operator.getitem:
             _annotate(user, told)
 
 

@@ -14,7 +14,7 @@ from torch import fx
 from tcverify.errors import Unsupported
 from tcverify.program import VARYING, GraphBuilder, InputSpec, Mesh, Program, spmd_program
 from tcverify.pytorch import SUBJECTS
-from tcverify.pytorch.splitting import RegionalInductor, SplitModule, inline_submodules
+from tcverify.pytorch.splitting import RegionalInductor, SplitModule, _consecutive_parts, inline_submodules
 from tcverify.pytorch.subjects import release
 from tcverify.strategies import DECODERS
 from tcverify.verification.verifier import verify
@@ -85,6 +85,16 @@ def test_parts_that_write_nothing_may_be_reordered(run: int) -> None:
 def _writes(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable and "wait_tensor" not in schema.name
+
+
+def test_an_item_stays_with_what_makes_it() -> None:
+    def build(b: GraphBuilder, x: fx.Node, w: fx.Node) -> Any:
+        halves = b.call("aten::split.Tensor", x, 1)
+        return [b.call("aten::neg", b.call("python::getitem", halves, k)) for k in range(2)]
+
+    made = program(build).graphs[0]
+    parts = {node.name: part for node, part in _consecutive_parts(made, 1).items()}
+    assert parts == {"split": 0, "getitem": 0, "neg": 1, "getitem_1": 1, "neg_1": 2}
 
 
 def test_a_collective_is_a_part_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

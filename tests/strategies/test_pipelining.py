@@ -15,7 +15,15 @@ from tcverify.errors import Unsupported
 from tcverify.execution import Lockstep
 from tcverify.program import Mesh, Program, dumps, loads
 from tcverify.strategies import pipelining_programs
-from tcverify.strategies.pipelining.model import ENDS, LAYERS, SCHEDULES, TrainingStep, boundaries, training_program
+from tcverify.strategies.pipelining.model import (
+    ENDS,
+    LAYERS,
+    SCHEDULES,
+    Stage,
+    TrainingStep,
+    boundaries,
+    training_program,
+)
 from tcverify.strategies.pipelining.programs import WIDTH, decode_pipelining, decode_step, line
 
 
@@ -51,6 +59,21 @@ def test_all_kinds_of_schedules_stages_and_batches_are_drawn() -> None:
     assert all(set(step.frozen) != set(range(len(step.stages))) for step in steps)
     assert any(step.microbatches < len(step.stages) for step in steps)
     assert {step.scale_grads for step in steps} == {True, False}
+
+
+def test_layers_share_parameters_and_modules_have_them_in_either_order() -> None:
+    step = TrainingStep(stages=("linear tied biases", "reversed scale mm tied biases"))
+    assert [list(read) for _, read in step.layers(0)] == [
+        ["s0_0_linear_weight", "s0_0_linear_bias"],
+        ["s0_0_linear_weight", "s0_1_tied_bias"],
+        ["s0_0_linear_bias", "s0_2_biases_bias"],
+    ]
+    used = ["s1_1_scale_weight", "s1_2_mm_weight", "s1_3_tied_bias", "s1_4_biases_bias"]
+    assert list(step.parameters(1)) == used[::-1]
+    module = Stage(step, 1, {name: torch.zeros(shape) for name, shape in step.parameters(1).items()})
+    assert [name for name, _ in module.named_parameters()] == used[::-1]
+    with pytest.raises(Unsupported):
+        TrainingStep.of({"stages": ("scale tied",)})
 
 
 def test_gradients_are_those_of_the_whole_batch() -> None:
