@@ -35,7 +35,7 @@ def find_cut(graph: fx.Graph, results: Sequence[Any], share: float) -> Cut:
         Unsupported: there is none.
     """
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    for place in _cuts(calls, share):
+    for place in sorted(quiet_places(calls), key=lambda place: abs(place - share * len(calls))):
         backward = set(calls[place:])
         tangents = {n for n in graph.nodes if n.op == "placeholder" and n.users and set(n.users) <= backward}
         behind = sum(one in backward or one in tangents for one in results)
@@ -44,8 +44,8 @@ def find_cut(graph: fx.Graph, results: Sequence[Any], share: float) -> Cut:
     raise Unsupported("wherever it is cut, no input belongs to the backward alone, or one of the parts returns nothing")
 
 
-def _cuts(calls: list[fx.Node], share: float) -> list[int]:
-    """Where the backward may begin: where nothing is under way, the places nearest to that share of the calls first."""
+def quiet_places(calls: list[fx.Node]) -> list[int]:
+    """The places in front of calls, but the first, at which no collective is under way."""
     flying: set[fx.Node] = set()
     found = []
     for place, node in enumerate(calls):
@@ -56,7 +56,7 @@ def _cuts(calls: list[fx.Node], share: float) -> list[int]:
             flying.add(node)
         if phase == "wait":
             flying -= {node, *_sources(node)}
-    return sorted(found, key=lambda place: abs(place - share * len(calls)))
+    return found
 
 
 def _sources(node: fx.Node) -> set[fx.Node]:
@@ -71,4 +71,4 @@ def _sources(node: fx.Node) -> set[fx.Node]:
     return found
 
 
-__all__ = ["Cut", "find_cut"]
+__all__ = ["Cut", "find_cut", "quiet_places"]

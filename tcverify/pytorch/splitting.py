@@ -30,7 +30,7 @@ class SplitModule(TorchPass):
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
         from torch.fx.passes.split_module import split_module
 
-        parts = _consecutive_parts(gm.graph, options["run"])
+        parts = consecutive_parts(gm.graph, options["run"])
         made = split_module(gm, gm, parts.__getitem__, keep_original_order=options["keep_original_order"])
         inline_submodules(made)
         return made
@@ -52,7 +52,7 @@ class SplitModule(TorchPass):
         )
 
 
-def _consecutive_parts(graph: fx.Graph, run: int | str) -> dict[fx.Node, int]:
+def consecutive_parts(graph: fx.Graph, run: int | str) -> dict[fx.Node, int]:
     """The part of each call, in ascending order. What selects from several results is part of what makes them."""
     found: dict[fx.Node, int] = {}
     part, length, alone = 0, 0, False
@@ -146,4 +146,4 @@ def _inline(graph: fx.Graph, node: fx.Node, inner: fx.Graph) -> None:
     graph.erase_node(node)
 
 
-__all__ = ["RegionalInductor", "SplitModule", "inline_submodules"]
+__all__ = ["RegionalInductor", "SplitModule", "consecutive_parts", "inline_submodules"]

@@ -437,6 +437,11 @@ _ALL = (
         draws={"run": (3, 1, 2, 5, "collectives"), "keep_original_order": _FLAG},
     ),
     TorchSubject(
+        "pipeline", "tcverify.pytorch.stages:TracedStages",
+        "traces a model and splits it into the stages of a pipeline", "torch.distributed.pipelining._IR:pipeline",
+        strategy="traced", draws={"run": (3, 1, 2, 5)},
+    ),
+    TorchSubject(
         "regional_inductor", "tcverify.pytorch.splitting:RegionalInductor",
         "moves what users mark into submodules, which alone are compiled", "torch.fx.passes.regional_inductor:_RegionScooper",
         strategy="compiled", draws={"run": (2, 1, 3), "regions": (1, 2, 3)},

@@ -1,0 +1,185 @@
+"""`torch.distributed.pipelining.pipeline`: a model is traced and split into stages."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from tcverify.errors import Unsupported
+from tcverify.pytorch.base import TorchPass
+from tcverify.pytorch.compiling import example_inputs
+from tcverify.pytorch.cutting import quiet_places
+from tcverify.pytorch.end_to_end.pipeline import Pipeline
+from tcverify.pytorch.functional_graphs import require_functional
+from tcverify.pytorch.splitting import inline_submodules
+
+
+class TracedStages(TorchPass):
+    """`pipeline`, and the stages that `Pipe.build_stage` makes, in one graph: each stands where its sends and receives put it.
+
+    Inputs that the first stage alone reads are those of the model; if there is none, it hands a copy of one on. The others are
+    buffers.
+
+    Options:
+        run: how many calls a stage has at least. No collective is under way between stages.
+    """
+
+    name = "torch:pipeline"
+
+    def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
+        from torch.distributed.pipelining import pipeline
+
+        require_functional(gm.graph, allowed=_is_wait)
+        model = _Model(gm, _stages(gm.graph, options["run"]))
+        with torch.no_grad():
+            pipe = pipeline(model, model.given)
+        if pipe.num_stages < gm.meta["world_size"]:
+            raise Unsupported(f"it has {pipe.num_stages} stages for {gm.meta['world_size']} ranks")
+        stages = [pipe.build_stage(number, torch.device("cpu")) for number in range(pipe.num_stages)]
+        for stage in stages:
+            stage._create_act_recv_info()  # pairs the inputs of its module with what its node is given
+        whole = fx.GraphModule(torch.nn.Module(), fx.Graph())
+        whole.graph = _joined(pipe.split_gm.graph, stages, whole)
+        inline_submodules(whole)
+        return fx.GraphModule(torch.nn.Module(), _as_before(gm.graph, model.inputs, whole.graph))
+
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        return Pipeline(unreachable="torch.compile makes no pipelines")
+
+
+class _Model(torch.nn.Module):
+    """Computes what a graph computes, with a split point in front of each stage but the first.
+
+    Attributes:
+        inputs: those of the graph that are inputs of the model.
+        given: values for them.
+    """
+
+    def __init__(self, gm: fx.GraphModule, stages: Mapping[fx.Node, int]) -> None:
+        super().__init__()
+        self._graph, self._stages = gm.graph, stages
+        self.inputs = _inputs_of_first(gm.graph, stages)
+        found = []
+        inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
+        for node, value in zip(inputs, example_inputs(gm), strict=True):
+            if node in self.inputs:
+                found.append(value)
+            else:
+                self.register_buffer(_BUFFER + node.name, value)
+        self.given = tuple(found)
+
+    def _read_later(self, node: fx.Node) -> bool:
+        return any(self._stages.get(user, 0) for user in node.users)
+
+    def forward(self, *given: Any) -> Any:
+        from torch.distributed.pipelining import pipe_split
+
+        values: dict[fx.Node, Any] = dict(zip(self.inputs, given, strict=True))
+        handed_on = {node: value.clone() for node, value in values.items() if self._read_later(node)}
+        stage = 0
+        for node in self._graph.nodes:
+            if node.op == "output":
+                return tuple(values[one] for one in node.all_input_nodes if one.op != "placeholder")
+            if node.op == "placeholder":
+                values.setdefault(node, getattr(self, _BUFFER + node.name, None))
+                continue
+            if node.op != "call_function":
+                raise Unsupported(f"node '{node.name}' is a constant of the module")
+            if self._stages[node] != stage:
+                pipe_split()
+                stage = self._stages[node]
+                values |= handed_on
+            args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)
+        return None
+
+
+#: How buffers that were inputs are called, in front of their names.
+_BUFFER = "input_"
+
+
+def _stages(graph: fx.Graph, run: int) -> dict[fx.Node, int]:
+    """The stage of each call.
+
+    Raises:
+        Unsupported: nobody reads what a stage computes: it would be dropped.
+    """
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    places = {place for place in quiet_places(calls) if calls[place].target is not operator.getitem}
+    found: dict[fx.Node, int] = {}
+    stage, length = 0, 0
+    for place, node in enumerate(calls):
+        if length >= run and place in places:
+            stage, length = stage + 1, 0
+        found[node], length = stage, length + 1
+    handing_on = {found[node] for node in calls for user in node.users if found.get(user) != found[node]}
+    if len(handing_on) <= stage:
+        raise Unsupported("a stage hands nothing on")
+    return found
+
+
+def _inputs_of_first(graph: fx.Graph, stages: Mapping[fx.Node, int]) -> list[fx.Node]:
+    """The inputs that the first stage alone reads; if there is none, the first one that it reads.
+
+    Raises:
+        Unsupported: it reads none.
+    """
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    readers = {node: {stages[user] for user in node.users if user.op != "output"} for node in inputs}
+    found = [node for node in inputs if readers[node] == {0}] or [node for node in inputs if 0 in readers[node]][:1]
+    if not found:
+        raise Unsupported("the first stage reads no input")
+    return found
+
+
+def _is_wait(node: fx.Node) -> bool:
+    return node.target is torch.ops._c10d_functional.wait_tensor.default
+
+
+def _joined(graph: fx.Graph, stages: list[Any], whole: fx.GraphModule) -> fx.Graph:
+    """The graph that calls the stages, with the module of each stage where its node is. The modules become those of `whole`."""
+    by_node = {stage.node.name: stage for stage in stages}
+    made = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        copy = copies[node] = made.node_copy(node, copies.__getitem__)
+        if node.op == "call_module":
+            stage = by_node[node.name]
+            copy.target = f"stage_{stage.stage_index}"
+            whole.add_submodule(copy.target, stage.submod)
+    return made
+
+
+def _as_before(original: fx.Graph, inputs: list[fx.Node], graph: fx.Graph) -> fx.Graph:
+    """A graph of a model with all inputs of the original, and its results in the containers that they had there."""
+    made = fx.Graph()
+    named = {node.name: made.node_copy(node) for node in original.nodes if node.op == "placeholder"}
+    given = iter(inputs)
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            copies[node] = named[next(given).name]
+        elif node.op == "get_attr":
+            copies[node] = named[str(node.target).removeprefix(_BUFFER)]
+        elif node.op == "output":
+            end = original.output_node()
+            computed = [one for one in end.all_input_nodes if one.op != "placeholder"]
+            results = fx.node.map_arg(pytree.tree_leaves(node.args[0]), copies.__getitem__)
+            named.update(zip((one.name for one in computed), results, strict=True))
+            made.output(_renamed(end.args[0], named))
+        else:
+            copies[node] = made.node_copy(node, copies.__getitem__)
+    return made
+
+
+def _renamed(results: Any, named: Mapping[str, fx.Node]) -> Any:
+    return fx.node.map_arg(results, lambda one: named[one.name])
+
+
+__all__ = ["TracedStages"]
