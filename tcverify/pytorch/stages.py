@@ -34,7 +34,7 @@ class TracedStages(TorchPass):
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
         from torch.distributed.pipelining import pipeline
 
-        require_functional(gm.graph, allowed=_is_wait)
+        require_functional(gm.graph)
         model = _Model(gm, _stages(gm.graph, options["run"]))
         with torch.no_grad():
             pipe = pipeline(model, model.given)
@@ -136,10 +136,6 @@ def _inputs_of_first(graph: fx.Graph, stages: Mapping[fx.Node, int]) -> list[fx.
     if not found:
         raise Unsupported("the first stage reads no input")
     return found
-
-
-def _is_wait(node: fx.Node) -> bool:
-    return node.target is torch.ops._c10d_functional.wait_tensor.default
 
 
 def _joined(graph: fx.Graph, stages: list[Any], whole: fx.GraphModule) -> fx.Graph:
