@@ -46,11 +46,13 @@ class PipelineSchedule(TorchPass):
             raise Unsupported("the mesh has no dims, and a pipeline runs over the last one")
         if not same_structure(training_program(Mesh.grid({"pp": 1}), step).graphs[0], gm.graph):
             raise Unsupported("the graph is not the training step that its options describe")
+        inputs = {node.name: node.meta["val"].shape for node in gm.graph.nodes if node.op == "placeholder"}
+        if inputs != step.inputs():
+            raise Unsupported("the inputs have other shapes than those of the training step that the options describe")
         group, members = list(gm.meta["groups"].items())[-1]
         rank = _Rank(step, members.index(gm.meta["rank"]), len(members), group)
-        for node in gm.graph.nodes:
-            if node.op == "placeholder":
-                rank.give(node.name, node.meta["val"].shape)
+        for name, shape in inputs.items():
+            rank.give(name, shape)
         rank.run(options)
         (returned,) = (node.args[0] for node in gm.graph.nodes if node.op == "output")
         graph = rank.returning(returned)

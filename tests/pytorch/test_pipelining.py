@@ -119,6 +119,16 @@ def test_what_a_schedule_refuses_is_declined() -> None:
     assert "microbatches" in str(verdict.doubts[0])
 
 
+def test_inputs_of_other_shapes_are_declined() -> None:
+    """Slices of rows run on fewer of them, so that the graph alone does not tell."""
+    given = program()
+    module = given.graph_module(0)
+    x = next(node for node in module.graph.nodes if node.name == "x")
+    x.meta["val"] = x.meta["val"][:1]
+    with pytest.raises(Unsupported, match="other shapes"):
+        PipelineSchedule()(module)
+
+
 @pytest.mark.parametrize(
     "options",
     [
