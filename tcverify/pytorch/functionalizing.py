@@ -44,7 +44,7 @@ class FunctionalizeCollectives(TorchPass):
 
 
 def _as_traced(gm: fx.GraphModule, start: fx.Node) -> None:
-    """Replace an in-place all_reduce and the waits for it."""
+    """Replace an in-place all_reduce and its wait. What names it later may wait for another collective in the same memory."""
     value, reduction, group = start.args
     setattr(gm, f"{_GROUP}{start.name}", group)
     setattr(gm, f"{_REDUCTION}{start.name}", getattr(dist.ReduceOp.RedOpType, str(reduction).upper()))
@@ -55,7 +55,8 @@ def _as_traced(gm: fx.GraphModule, start: fx.Node) -> None:
         tensors = graph.call_function(operator.getitem, (call, 0))
         result = graph.call_function(operator.getitem, (tensors, 0))
     result.meta = start.meta
-    for node in [start, *(user for user in start.users if lookup(user.target).phase == "wait")][::-1]:
+    waits = sorted(user for user in start.users if lookup(user.target).phase == "wait")
+    for node in (*waits[:1], start):
         node.replace_all_uses_with(result)
         graph.erase_node(node)
     assert isinstance(value, fx.Node)

@@ -56,6 +56,15 @@ def read(b: GraphBuilder, x: fx.Node) -> Any:
     return [before, b.call("aten::neg", reduced(b, x)), b.call("aten::abs", x)]
 
 
+def gathered_into(b: GraphBuilder, x: fx.Node) -> Any:
+    """The second wait names the first collective, and is for the one that came into its memory since."""
+    out = b.call("aten::cat", [x, x])
+    first = b.call("_c10d_functional::all_reduce_", out, "sum", "tp")
+    b.call("_c10d_functional::wait_tensor", first)
+    b.call("_c10d_functional::all_gather_into_tensor_out", x, 2, "tp", out=out)
+    return b.call("_c10d_functional::wait_tensor", first)
+
+
 @pytest.mark.parametrize("build", [divided, divided_by_its_name, read_by_a_view])
 def test_later_writes_do_not_reach_the_tensor(build: Any) -> None:
     assert kinds(program(build)) == {"wrong-value"}
@@ -82,7 +91,7 @@ def test_where_the_tensor_is_used_on_nothing_is_found(monkeypatch: pytest.Monkey
         return copy
 
     monkeypatch.setattr(module, "_emit_collective_chain", emit_and_use_the_tensor)
-    for build in (divided, divided_by_its_name, read_by_a_view, read):
+    for build in (divided, divided_by_its_name, read_by_a_view, read, gathered_into):
         assert kinds(program(build)) == set()
     fired = 0
     for seed in range(120):
