@@ -84,7 +84,7 @@ class _Rank:
         """Run the schedule."""
         step, values = self._step, self._values
         own = [stage for stage in range(len(step.stages)) if step.rank_of(stage, self._ranks) == self._position]
-        if not own:
+        if len(step.stages) % self._ranks:
             raise Unsupported(f"there are {len(step.stages)} stages for {self._ranks} ranks")
         schedule = self._schedule(own, options)
         first, last = 0 in own, len(step.stages) - 1 in own

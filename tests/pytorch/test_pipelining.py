@@ -119,6 +119,12 @@ def test_what_a_schedule_refuses_is_declined() -> None:
     assert "microbatches" in str(verdict.doubts[0])
 
 
+@pytest.mark.parametrize("stages", [("mm",), ("mm", "mm", "mm")])
+def test_stages_that_cannot_be_shared_out_evenly_are_declined(stages: tuple[str, ...]) -> None:
+    with pytest.raises(Unsupported, match="stages for 2 ranks"):
+        PipelineSchedule()(program(schedule="LoopedBFS", stages=stages).graph_module(0))
+
+
 def test_inputs_of_other_shapes_are_declined() -> None:
     """Slices of rows run on fewer of them, so that the graph alone does not tell."""
     given = program()
