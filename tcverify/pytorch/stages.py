@@ -22,7 +22,7 @@ from tcverify.pytorch.splitting import inline_submodules
 class TracedStages(TorchPass):
     """`pipeline`, and the stages that `Pipe.build_stage` makes, in one graph: each stands where its sends and receives put it.
 
-    Inputs that the first stage alone reads are those of the model; if there is none, it hands a copy of one on. The others are
+    Inputs that the first stage alone reads are those of the model; if there is none, it hands a view of one on. The others are
     buffers.
 
     Options:
@@ -81,7 +81,7 @@ class _Model(torch.nn.Module):
         from torch.distributed.pipelining import pipe_split
 
         values: dict[fx.Node, Any] = dict(zip(self.inputs, given, strict=True))
-        handed_on = {node: value.clone() for node, value in values.items() if self._read_later(node)}
+        handed_on = {node: value.view(value.shape) for node, value in values.items() if self._read_later(node)}
         stage = 0
         for node in self._graph.nodes:
             if node.op == "output":
