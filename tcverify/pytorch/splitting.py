@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ class SplitModule(TorchPass):
     """`torch.fx.passes.split_module.split_module`, as DDPOptimizer and vLLM call it: each part is a run of consecutive calls.
 
     Options:
-        run: how many calls a part has; or "collectives": every one of them is a part, and so is what stands between.
+        run: how many calls a part has at least; or "collectives": every one of them is a part, and so is what stands between.
         keep_original_order: of the pass. DDPOptimizer leaves it out, vLLM sets it.
     """
 
@@ -30,42 +30,49 @@ class SplitModule(TorchPass):
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
         from torch.fx.passes.split_module import split_module
 
-        parts = consecutive_parts(gm.graph, options["run"])
+        parts = _parts(gm.graph, options["run"])
         made = split_module(gm, gm, parts.__getitem__, keep_original_order=options["keep_original_order"])
         inline_submodules(made)
         return made
 
     @classmethod
     def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
-        run = options["run"]
-        part = "calls.index(node)" if run == "collectives" else f"calls.index(node) // {run}"
+        run, keep = options["run"], options["keep_original_order"]
+        call = (
+            imported("torch.fx.passes.split_module", "split_module"),
+            "calls = [node for node in gm.graph.nodes if node.op == 'call_function']",
+            f"split = split_module(gm, gm, lambda node: calls.index(node) // {run}, keep_original_order={keep!r})",
+            "gm._modules.update(split._modules)",
+            "gm.graph = split.graph",
+        )
         return Pipeline(
             unreachable="torch.compile splits graphs of modules in DistributedDataParallel, with parameters of megabytes",
-            call=(
-                imported("torch.fx.passes.split_module", "split_module"),
-                "calls = [node for node in gm.graph.nodes if node.op == 'call_function']",
-                f"split = split_module(gm, gm, lambda node: {part}, "
-                f"keep_original_order={options['keep_original_order']!r})",
-                "gm._modules.update(split._modules)",
-                "gm.graph = split.graph",
-            ),
+            call=() if run == "collectives" else call,
         )
 
 
-def consecutive_parts(graph: fx.Graph, run: int | str) -> dict[fx.Node, int]:
-    """The part of each call, in ascending order. What selects from several results is part of what makes them."""
+def consecutive_parts(calls: Sequence[fx.Node], length: int, places: Container[int]) -> dict[fx.Node, int]:
+    """The part of each call, in ascending order.
+
+    Args:
+        length: how many calls a part has at least.
+        places: where a part may begin. What selects from several results stays with what makes them.
+    """
     found: dict[fx.Node, int] = {}
-    part, length, alone = 0, 0, False
-    for node in graph.nodes:
-        if node.op != "call_function":
-            continue
-        if node.target is not operator.getitem:
-            communicates = lookup(node.target).phase is not None
-            if found and (communicates or alone if run == "collectives" else length == run):
-                part, length = part + 1, 0
-            length, alone = length + 1, communicates
+    part = begin = 0
+    for place, node in enumerate(calls):
+        if place - begin >= length and place in places and node.target is not operator.getitem:
+            part, begin = part + 1, place
         found[node] = part
     return found
+
+
+def _parts(graph: fx.Graph, run: int | str) -> dict[fx.Node, int]:
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    if run != "collectives":
+        return consecutive_parts(calls, int(run), range(len(calls)))
+    apart = [lookup(node.target).phase is not None for node in calls]
+    return consecutive_parts(calls, 1, {place for place in range(1, len(calls)) if apart[place - 1] or apart[place]})
 
 
 class RegionalInductor(TorchPass):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from tcverify.pytorch.compiling import example_inputs
 from tcverify.pytorch.cutting import quiet_places
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
 from tcverify.pytorch.functional_graphs import require_functional
-from tcverify.pytorch.splitting import inline_submodules
+from tcverify.pytorch.splitting import consecutive_parts, inline_submodules
 
 
 class TracedStages(TorchPass):
@@ -89,8 +88,6 @@ class _Model(torch.nn.Module):
             if node.op == "placeholder":
                 values.setdefault(node, getattr(self, _BUFFER + node.name, None))
                 continue
-            if node.op != "call_function":
-                raise Unsupported(f"node '{node.name}' is a constant of the module")
             if self._stages[node] != stage:
                 pipe_split()
                 stage = self._stages[node]
@@ -108,18 +105,15 @@ def _stages(graph: fx.Graph, run: int) -> dict[fx.Node, int]:
     """The stage of each call.
 
     Raises:
-        Unsupported: nobody reads what a stage computes: it would be dropped.
+        Unsupported: nobody reads what a stage computes, so that it would be dropped; or the module has constants.
     """
+    constant = next((node for node in graph.nodes if node.op == "get_attr"), None)
+    if constant is not None:
+        raise Unsupported(f"node '{constant.name}' is a constant of the module")
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    places = {place for place in quiet_places(calls) if calls[place].target is not operator.getitem}
-    found: dict[fx.Node, int] = {}
-    stage, length = 0, 0
-    for place, node in enumerate(calls):
-        if length >= run and place in places:
-            stage, length = stage + 1, 0
-        found[node], length = stage, length + 1
+    found = consecutive_parts(calls, run, {*quiet_places(calls)})
     handing_on = {found[node] for node in calls for user in node.users if found.get(user) != found[node]}
-    if len(handing_on) <= stage:
+    if handing_on != {*found.values()}:
         raise Unsupported("a stage hands nothing on")
     return found
 

@@ -14,7 +14,7 @@ from torch import fx
 from tcverify.errors import Unsupported
 from tcverify.program import VARYING, GraphBuilder, InputSpec, Mesh, Program, spmd_program
 from tcverify.pytorch import SUBJECTS
-from tcverify.pytorch.splitting import RegionalInductor, SplitModule, consecutive_parts, inline_submodules
+from tcverify.pytorch.splitting import RegionalInductor, SplitModule, _parts, inline_submodules
 from tcverify.pytorch.subjects import release
 from tcverify.strategies import DECODERS
 from tcverify.verification.verifier import verify
@@ -93,7 +93,7 @@ def test_an_item_stays_with_what_makes_it() -> None:
         return [b.call("aten::neg", b.call("python::getitem", halves, k)) for k in range(2)]
 
     made = program(build).graphs[0]
-    parts = {node.name: part for node, part in consecutive_parts(made, 1).items()}
+    parts = {node.name: part for node, part in _parts(made, 1).items()}
     assert parts == {"split": 0, "getitem": 0, "neg": 1, "getitem_1": 1, "neg_1": 2}
 
 

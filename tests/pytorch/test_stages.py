@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from torch import fx
 
 pytest.importorskip("torch.distributed.pipelining", reason="this torch was built without torch.distributed")
@@ -88,3 +89,13 @@ def test_a_stage_that_hands_nothing_on_is_declined() -> None:
 
     with pytest.raises(Unsupported, match="hands nothing on"):
         TracedStages(run=1)(program(build).graph_module(0))
+
+
+def test_a_constant_of_the_module_is_declined() -> None:
+    module = program(chain).graph_module(0)
+    module.register_buffer("constant", torch.zeros(2, 2))
+    (product, *_) = module.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+    with module.graph.inserting_before(product):
+        product.replace_input_with(product.args[0], module.graph.get_attr("constant"))
+    with pytest.raises(Unsupported, match="'constant' is a constant"):
+        TracedStages()(module)

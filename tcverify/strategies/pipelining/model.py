@@ -86,7 +86,7 @@ class TrainingStep:
 
     Attributes:
         schedule: name of the schedule that is to run it.
-        stages: words per stage: "shift" or "ignore", layers, and at the end what is handed on beside the activation.
+        stages: words per stage: "shift", "ignore" or "reversed", layers, and at the end what is handed on beside the activation.
         microbatches: number of parts of the batch.
         rows: of the batch; microbatches have equally many.
         frozen: stages whose parameters require no gradients.

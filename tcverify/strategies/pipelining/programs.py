@@ -20,7 +20,7 @@ from tcverify.strategies.pipelining.model import (
     SHIFT,
     TrainingStep,
     training_program,
-)  # fmt: skip
+)
 
 #: World sizes that are drawn; a pipeline has a rank at least per process.
 PIPELINE_WORLD_SIZES = (2, 3, 4, 2)
