@@ -433,7 +433,7 @@ _ALL = (
     TorchSubject(
         "split_module", "tcverify.pytorch.splitting:SplitModule",
         "splits a graph into submodules that are compiled one by one", "torch.fx.passes.split_module:split_module",
-        strategy="structured,wild",
+        strategy="functional,effects",
         draws={"run": (3, 1, 2, 5, "collectives"), "keep_original_order": _FLAG},
     ),
     TorchSubject(

@@ -44,19 +44,33 @@ def refuted(given: Program, options: dict[str, Any] | None = None) -> set[str]:
     return {finding.kind for finding in verdict.findings}
 
 
-if release(torch.__version__) < (2, 11):
-    pytest.skip("schedules of torch 2.10 and earlier lose gradients of sound models", allow_module_level=True)
+def since(minor: int, reason: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(release(torch.__version__) < (2, minor), reason=reason)
 
-since_213 = pytest.mark.skipif(
-    release(torch.__version__) < (2, 13), reason="stages of this torch need a gradient for all that they hand on"
-)
+
+gradients = since(13, "stages of this torch need a gradient for all that they hand on")
+lowered = since(10, "schedules of this torch choose their sends and gradient scaling elsewhere")
+few = since(11, "schedules of this torch need a microbatch per stage")
+#: Schedules, and why they fail in a torch.
+NEEDS: dict[str, pytest.MarkDecorator] = {
+    name: since(10, "ranks of this torch send to themselves between two stages of theirs")
+    for name in ("ZBVZeroBubble", "DualPipeV")
+}
+NEEDS_FROM_FILE = {
+    **NEEDS,
+    "InterleavedZeroBubble": since(
+        10, "of actions in a file, this torch computes other gradients than its schedule does"
+    ),
+}
 
 SOUND = [
     *(
-        {"schedule": name, "stages": TWO if how == "one" else FOUR, "microbatches": 4}
+        pytest.param(
+            {"schedule": name, "stages": TWO if how == "one" else FOUR, "microbatches": 4}, marks=NEEDS.get(name, ())
+        )
         for name, how in SCHEDULES.items()
     ),
-    {"schedule": "GPipe", "microbatches": 1, "rows": 1, "loss": "sum", "scale_grads": False},
+    pytest.param({"schedule": "GPipe", "microbatches": 1, "rows": 1, "loss": "sum", "scale_grads": False}, marks=few),
     {"schedule": "InterleavedZeroBubble", "stages": FOUR, "frozen": (1, 3)},
 ]
 SOUND_SINCE_213 = [
@@ -68,7 +82,7 @@ SOUND_SINCE_213 = [
 
 @pytest.mark.parametrize(
     "facts",
-    [*SOUND, *(pytest.param(facts, marks=since_213) for facts in SOUND_SINCE_213)],
+    [*SOUND, *(pytest.param(facts, marks=gradients) for facts in SOUND_SINCE_213)],
     ids=lambda facts: str(facts["schedule"]),
 )
 def test_schedules_compute_what_the_model_computes_without_them(facts: dict[str, Any]) -> None:
@@ -94,7 +108,9 @@ def test_what_lockstep_passes_also_passes_on_gloo_and_in_the_exact_domain(
 
 
 @pytest.mark.parametrize("actions", ["compute_only", "compute_comms"])
-@pytest.mark.parametrize("name", ["LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"])
+@pytest.mark.parametrize(
+    "name", ["LoopedBFS", *(pytest.param(name, marks=mark) for name, mark in NEEDS_FROM_FILE.items())]
+)
 def test_actions_of_a_file_do_what_the_schedule_does(name: str, actions: str) -> None:
     verdict = judged(program(schedule=name, stages=FOUR, microbatches=4), {"actions": actions})
     assert verdict.status == "passed", verdict.doubts or verdict.findings
@@ -201,6 +217,7 @@ def _weights_of(output: Any) -> list[Any]:
     return found
 
 
+@lowered
 def test_gradients_scaled_twice_refute(monkeypatch: pytest.MonkeyPatch) -> None:
     reduce_grad = stage._PipelineStageBase.perform_reduce_grad
 
@@ -227,9 +244,10 @@ def _changed_actions(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[int
 
 
 def _places(actions: list[Any], what: str) -> list[int]:
-    return [k for k, one in enumerate(actions) if one.computation_type.value == what]
+    return [k for k, one in enumerate(actions) if one.computation_type.name == what]
 
 
+@lowered
 def test_a_microbatch_that_is_sent_before_another_refutes(monkeypatch: pytest.MonkeyPatch) -> None:
     def overtake(made: dict[int, list[Any]]) -> None:
         first, second = _places(made[1], "RECV_F")[:2]
@@ -239,6 +257,7 @@ def test_a_microbatch_that_is_sent_before_another_refutes(monkeypatch: pytest.Mo
     assert refuted(program(schedule="LoopedBFS", stages=FOUR)) == {"wrong-value"}
 
 
+@lowered
 def test_a_send_that_is_missing_refutes(monkeypatch: pytest.MonkeyPatch) -> None:
     _changed_actions(monkeypatch, lambda made: made[0].pop(_places(made[0], "SEND_F")[-1]))
     assert refuted(program(schedule="LoopedBFS", stages=FOUR)) & {"deadlock", "unmatched-collective", "order-mismatch"}
@@ -249,7 +268,7 @@ def test_a_gradient_of_the_wrong_stage_refutes(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         stage._PipelineStageBase, "get_bwd_send_ops", _turned(stage._PipelineStageBase.get_bwd_send_ops)
     )
-    assert refuted(program(schedule="GPipe", stages=("mm", "mm", "mm"), ranks=3))
+    assert refuted(program(schedule="GPipe", stages=("mm", "mm", "mm"), ranks=3, microbatches=3, rows=3))
 
 
 def _turned(ops_of: Callable[..., Any]) -> Callable[..., Any]:
@@ -276,7 +295,7 @@ def test_weights_without_the_gradients_of_a_microbatch_refute(monkeypatch: pytes
 # ----------------------------------------------------------------------------------------------- what torch itself does
 
 
-@pytest.mark.skipif(release(torch.__version__) < (2, 13), reason="this torch does not lose them")
+@since(13, "this torch does not lose them")
 def test_zero_bubble_loses_gradients_behind_frozen_stages() -> None:
     """A finding; its folder has a script on gloo."""
     frozen = {"schedule": "InterleavedZeroBubble", "stages": FOUR, "frozen": (0,)}
@@ -301,9 +320,7 @@ def test_zero_bubble_takes_shared_parameters_apart(what: str) -> None:
     assert judged(program(**{**shared, "schedule": "Interleaved1F1B"})).status == "passed"
 
 
-@pytest.mark.skipif(
-    release(torch.__version__) < (2, 13), reason="this torch adds up gradients of what is applied twice"
-)
+@since(13, "this torch adds up gradients of what is applied twice")
 def test_where_groups_are_disjoint_and_keep_what_they_need_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed.pipelining import _backward
 

@@ -1,6 +1,6 @@
 """A zero-bubble schedule fails on a stage that applies a linear layer twice, with a norm between.
 
-One rank trains two stages. Exit code 1: the schedule raises, or gradients differ from those of the whole model.
+Two ranks train four stages, of which the second is such a stage. Exit code 1: a saved tensor is gone when its gradient is computed.
 """
 
 import logging
@@ -10,9 +10,12 @@ import tempfile
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
+
+STAGES, SHARING = 4, 1
 
 
 class Shared(nn.Module):
@@ -27,33 +30,51 @@ class Shared(nn.Module):
 
 def layers():
     torch.manual_seed(0)
-    return nn.Linear(2, 2), Shared()
+    return [Shared() if number == SHARING else nn.Linear(2, 2) for number in range(STAGES)]
 
 
 def loss_of(output, target):
     return ((output - target) ** 2).mean()
 
 
-if __name__ == "__main__":
-    logging.disable()  # the schedule logs all of its actions when one raises
+def run(rank, store, found):
+    logging.disable()  # a schedule that raises logs all of its actions
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    x, target = torch.arange(4.0).reshape(2, 2), torch.zeros(2, 2)
-    whole, split = layers(), layers()
-    loss_of(nn.Sequential(*whole)(x), target).backward()
-    expected = whole[1].linear.weight.grad
-    print(f"torch {torch.__version__}: expected the gradient of the shared weight to be {expected.tolist()}")
-    wrong = True
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    x, target = torch.arange(8.0).reshape(4, 2), torch.zeros(4, 2)
+    own = {number: one for number, one in enumerate(layers()) if number % 2 == rank}
+    # What a microbatch is between stages; without it, ranks ask each other.
+    like = torch.zeros(2, 2, requires_grad=True)
+    stages = [
+        PipelineStage(one, number, STAGES, torch.device("cpu"), (like if number else like.detach(),), (like,))
+        for number, one in own.items()
+    ]
+    schedule = ScheduleInterleavedZeroBubble(stages, 2, loss_fn=loss_of)
+    try:
+        schedule.step(*([x] if rank == 0 else []), target=target if rank == 1 else None)
+        said = f"the gradient of the shared weight {own[SHARING].linear.weight.grad.tolist()}" if rank == 1 else ""
+    except RuntimeError as error:
+        said = str(error)
+    if rank == 1:
+        found.put(said)
+
+
+if __name__ == "__main__":
+    spawn = mp.get_context("spawn")
+    found = spawn.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
-        stages = [PipelineStage(one, number, 2, torch.device("cpu")) for number, one in enumerate(split)]
-        schedule = ScheduleInterleavedZeroBubble(stages, 1, loss_fn=loss_of)
-        try:
-            schedule.step(x, target=target)
-        except RuntimeError as error:
-            print(f"torch {torch.__version__}: got      {type(error).__name__}: {str(error).partition(' (')[0]}")
-        else:
-            got = split[1].linear.weight.grad
-            wrong = not torch.allclose(expected, got)
-            print(f"torch {torch.__version__}: got      {got.tolist()}")
-        dist.destroy_process_group()
-    sys.exit(int(wrong))
+        ranks = [spawn.Process(target=run, args=(rank, f"{folder}/store", found), daemon=True) for rank in range(2)]
+        for one in ranks:
+            one.start()
+        got = found.get(timeout=100)
+        for one in ranks:
+            one.kill()  # a peer may wait for the one that failed
+            one.join()
+    if not got.startswith(("the gradient", "Trying to backward")):
+        raise RuntimeError(got)  # which is not what this is about
+    whole = layers()
+    loss_of(nn.Sequential(*whole)(torch.arange(8.0).reshape(4, 2)), torch.zeros(4, 2)).backward()
+    expected = whole[SHARING].linear.weight.grad.tolist()
+    print(f"torch {torch.__version__}: expected the gradient of the shared weight {expected}")
+    print(f"torch {torch.__version__}: got      {got.partition(' (')[0]}")
+    sys.exit(int(got.startswith("Trying to backward")))
