@@ -98,7 +98,7 @@ class GraphBuilder:
     def finish(self, result: Any, keep: Collection[fx.Node] = ()) -> fx.Graph:
         """Add the output node and return the graph, without dead code except the nodes to `keep`."""
         self._graph.output(result)
-        self._graph.eliminate_dead_code(is_impure_node=lambda node: node in keep or _has_effect(node))
+        self._graph.eliminate_dead_code(is_impure_node=lambda node: node in keep or has_effect(node))
         return self._graph
 
     def bindings(self, rank: int) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class GraphBuilder:
         return {name: value(rank) for name, value in self._constants.items()}
 
 
-def _has_effect(node: fx.Node) -> bool:
+def has_effect(node: fx.Node) -> bool:
     """Whether a node is kept although its result is unused. Collectives are not: they are dropped on all ranks alike."""
     if node.op in ("placeholder", "output"):
         return True

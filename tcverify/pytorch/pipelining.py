@@ -26,7 +26,7 @@ from tcverify.program.graph import same_structure
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compat import filter_known_options
 from tcverify.pytorch.recording import OpRecorder
-from tcverify.strategies.pipelining.model import SHIFT, Stage, TrainingStep, as_tuple, boundaries, training_program
+from tcverify.strategies.training.model import SHIFT, Stage, TrainingStep, as_tuple, boundaries, training_program
 
 Tensor = torch.Tensor
 
@@ -42,6 +42,8 @@ class PipelineSchedule(TorchPass):
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
         step = TrainingStep.of(gm.meta.get("options", {}))
+        if step.passes != 1:
+            raise Unsupported("a batch runs through a pipeline once")
         if not gm.meta["groups"]:
             raise Unsupported("the mesh has no dims, and a pipeline runs over the last one")
         if not same_structure(training_program(Mesh.grid({"pp": 1}), step).graphs[0], gm.graph):

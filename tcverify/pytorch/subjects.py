@@ -309,6 +309,14 @@ _ALL = (
         draws={"actions": ("own", "compute_only", "compute_comms"), "defer_pp_recv": _FLAG},
     ),
     TorchSubject(
+        "fully_shard", "tcverify.pytorch.data_parallel:FullyShard",
+        "shards the parameters of a model, and trains it with FSDP2", "torch.distributed.fsdp._fully_shard._fully_shard:fully_shard", strategy="training",
+        draws={
+            "units": ("each", "pairs", "all"), "reshard": (True, False), "sync": ("each", "last", "all_reduce"),
+            "keep": _FLAG, "order": ("alternate", "together", "evaluated"), "recompute": _FLAG, "prefetch": _FLAG, "dim": (0, 1),
+        },
+    ),
+    TorchSubject(
         "schedule_overlap_bucketing", "tcverify.pytorch.overlap:ScheduleOverlapBucketing",
         "overlaps compute with communication, and buckets collectives",
         f"{_PASSES}.overlap_scheduling:schedule_overlap_bucketing", since="2.11",

@@ -59,12 +59,13 @@ from tcverify.strategies.functional.programs import (
     decode_traced,
 )
 from tcverify.strategies.meshes import WORLD_SIZES, all_meshes
-from tcverify.strategies.pipelining.programs import pipelining_programs
 from tcverify.strategies.registered import Factory, make_strategy
 from tcverify.strategies.resharding.programs import RESHARDING_WORLD_SIZES, decode_resharding, plan_of
 from tcverify.strategies.resharding.programs import WIDTH as RESHARDING_WIDTH
 from tcverify.strategies.sequence_parallel.programs import WIDTH as SEQUENCE_WIDTH
 from tcverify.strategies.sequence_parallel.programs import decode_sequence_functional
+from tcverify.strategies.training.data_parallel import training_programs
+from tcverify.strategies.training.pipelines import pipelining_programs
 from tcverify.strategies.transformer import aimed, experts, near_miss, overlap
 from tcverify.strategies.transformer.programs import finish_program, write_program
 from tcverify.strategies.wild.programs import WIDTH as WILD_WIDTH
@@ -329,6 +330,7 @@ __all__ = [
     "resharding_programs",
     "sequence_functional_programs",
     "traced_programs",
+    "training_programs",
     "transformer_programs",
     "wild_programs",
 ]

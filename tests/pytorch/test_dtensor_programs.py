@@ -13,7 +13,7 @@ from tcverify.pytorch.dtensor import DTensorProgram
 from tcverify.registry.strategies import world_sizes_of
 from tcverify.strategies import RESHARDING_WORLD_SIZES, WORLD_SIZES, dtensor_programs
 from tcverify.strategies.dtensor.programs import DTENSOR_WORLD_SIZES, WIDTH, decode_dtensor, meshes
-from tcverify.strategies.pipelining.programs import PIPELINE_WORLD_SIZES
+from tcverify.strategies.training.pipelines import PIPELINE_WORLD_SIZES
 from tcverify.verification.verifier import verify
 
 

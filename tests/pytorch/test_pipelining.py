@@ -21,8 +21,8 @@ from tcverify.ops import qualified_name
 from tcverify.program import Mesh, MeshDim, Program
 from tcverify.pytorch.pipelining import PipelineSchedule, order_accumulations
 from tcverify.pytorch.subjects import release
-from tcverify.strategies.pipelining.model import SCHEDULES, TrainingStep, training_program
-from tcverify.strategies.pipelining.programs import WIDTH, decode_step, line
+from tcverify.strategies.training.model import SCHEDULES, TrainingStep, training_program
+from tcverify.strategies.training.pipelines import WIDTH, decode_step, line
 from tcverify.verification.verifier import Verdict, verify
 
 TWO = ("linear tanh", "mm")

@@ -15,7 +15,7 @@ from tcverify.errors import Unsupported
 from tcverify.execution import Lockstep
 from tcverify.program import Mesh, Program, dumps, loads
 from tcverify.strategies import pipelining_programs
-from tcverify.strategies.pipelining.model import (
+from tcverify.strategies.training.model import (
     ENDS,
     LAYERS,
     SCHEDULES,
@@ -24,7 +24,7 @@ from tcverify.strategies.pipelining.model import (
     boundaries,
     training_program,
 )
-from tcverify.strategies.pipelining.programs import WIDTH, decode_pipelining, decode_step, line
+from tcverify.strategies.training.pipelines import WIDTH, decode_pipelining, decode_step, line
 
 
 def sample(count: int, seed: int) -> Iterator[Program]:

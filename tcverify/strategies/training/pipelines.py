@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tcverify.program import Mesh, Program
 from tcverify.strategies.choices import weighted_table
-from tcverify.strategies.pipelining.model import (
+from tcverify.strategies.training.model import (
     IGNORE,
     LAYERS,
     LOSSES,
@@ -63,16 +63,16 @@ def decode_step(ranks: int, choices: bytes) -> TrainingStep:
     microbatches = _microbatches(name, ranks, number, many)
     return TrainingStep(
         schedule=name,
-        stages=tuple(_stage(records[k % STAGES], last=k == number - 1) for k in range(number)),
+        stages=tuple(stage_words(records[k % STAGES], last=k == number - 1) for k in range(number)),
         microbatches=microbatches,
         rows=microbatches * (1 + rows % 2),
-        frozen=_frozen(number, frozen),
+        frozen=frozen_stages(number, frozen),
         loss=list(LOSSES)[how % 2],
         scale_grads=how // 2 % 4 != 3,
     )
 
 
-def _stage(record: Sequence[int], last: bool) -> str:
+def stage_words(record: Sequence[int], last: bool) -> str:
     """The words of a stage."""
     first, second, end, flags = record
     layers, shapes = [], set[tuple[int, ...]]()
@@ -102,7 +102,7 @@ def _microbatches(name: str, ranks: int, stages: int, choice: int) -> int:
     return stages + extra if name in ("1F1B", "DualPipeV") else 1 + choice % (stages + 2)
 
 
-def _frozen(stages: int, choice: int) -> tuple[int, ...]:
+def frozen_stages(stages: int, choice: int) -> tuple[int, ...]:
     """Stages whose parameters are not trained; one at least is."""
     if choice % 4 != 3:
         return ()
@@ -126,4 +126,7 @@ def pipelining_programs(mesh: Mesh | None = None, world_size: int | None = None)
     return st.binary(min_size=WIDTH + 1, max_size=WIDTH + 1).map(decoded)
 
 
-__all__ = ["PIPELINE_WORLD_SIZES", "WIDTH", "decode_pipelining", "decode_step", "line", "pipelining_programs"]
+__all__ = [
+    "HEADER", "PIPELINE_WORLD_SIZES", "STAGES", "STAGE_WIDTH", "WIDTH", "decode_pipelining", "decode_step", "frozen_stages",
+    "line", "pipelining_programs", "stage_words",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Models in stages as data, the modules of their stages, and one training step of them without a pipeline.
+"""Models in stages as data, the modules of their stages, and one training step of them on a single rank.
 
 Subjects build the modules of a rank from the same data, and run them under a schedule.
 """
@@ -74,7 +74,7 @@ SHIFT, IGNORE, REVERSED = "shift", "ignore", "reversed"
 MAX_ROWS = 64
 
 #: Inputs that are divided into microbatches.
-_BATCH = ("x", "target", SHIFT)
+BATCH = ("x", "target", SHIFT)
 
 #: How losses are reduced over a microbatch.
 LOSSES: Mapping[str, Callable[[Tensor], Tensor]] = {"mean": torch.mean, "sum": torch.sum}
@@ -92,6 +92,7 @@ class TrainingStep:
         frozen: stages whose parameters require no gradients.
         loss: how losses are reduced.
         scale_grads: whether gradients are divided by the number of microbatches.
+        passes: how often a batch runs through all stages, one time after the other.
     """
 
     schedule: str = "GPipe"
@@ -101,6 +102,7 @@ class TrainingStep:
     frozen: tuple[int, ...] = ()
     loss: str = "mean"
     scale_grads: bool = True
+    passes: int = 1
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> TrainingStep:
@@ -122,6 +124,7 @@ class TrainingStep:
                 and step.schedule in SCHEDULES
                 and 1 <= step.microbatches <= step.rows <= MAX_ROWS
                 and step.rows % step.microbatches == 0
+                and step.passes in (1, 2)
                 and isinstance(step.frozen, tuple)
                 and any(trained)
             )
@@ -171,7 +174,7 @@ class TrainingStep:
 
     def inputs(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of all inputs: the batch, its targets, the keyword argument, parameters."""
-        batch = [name for name in _BATCH if name != SHIFT or self.shifted]
+        batch = [name for name in BATCH if name != SHIFT or self.shifted]
         found: dict[str, tuple[int, ...]] = {name: (self.rows, WIDTH) for name in batch}
         for stage in range(len(self.stages)):
             found.update(self.parameters(stage))
@@ -207,6 +210,22 @@ class Stage(nn.Module):
         return h if second is None else (h, second)
 
 
+class Model(nn.Module):
+    """All stages of a training step, one behind the other."""
+
+    def __init__(self, step: TrainingStep, values: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(Stage(step, number, values) for number in range(len(step.stages)))
+        self._passes = step.passes
+
+    def forward(self, x: Tensor, shift: Tensor | None = None) -> Any:
+        """Compute what the last stage gives."""
+        given: tuple[Any, ...] = (x,)
+        for stage in [*self.stages] * self._passes:
+            given = as_tuple(stage(*given, shift=shift))
+        return given
+
+
 def as_tuple(value: Any) -> tuple[Any, ...]:
     """What a stage gives, as a tuple."""
     return value if isinstance(value, tuple) else (value,)
@@ -229,7 +248,7 @@ def run_microbatch(step: TrainingStep, values: Mapping[str, Tensor]) -> dict[str
     trained = {name: one for own in weights for name, one in own.items() if one.requires_grad}
     given: tuple[Any, ...] = (values["x"],)
     named = {SHIFT: values[SHIFT]} if step.shifted else {}
-    for module, own in zip(modules, weights, strict=True):
+    for module, own in [*zip(modules, weights, strict=True)] * step.passes:
         given = as_tuple(torch.func.functional_call(module, own, given, named))
     loss = step.loss_of(given, values["target"])
     grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
@@ -274,33 +293,35 @@ def _written(b: GraphBuilder, step: TrainingStep, inputs: Sequence[fx.Node]) -> 
 
 
 def training_program(mesh: Mesh, step: TrainingStep, seed: int = 0) -> Program:
-    """The training step without a pipeline, on every rank of a mesh alike: one microbatch after the other.
-
-    It returns the losses of the microbatches, the outputs of the batch, and gradients by parameter.
-    """
-    rows = step.rows // step.microbatches
-    one = replace(step, microbatches=1, rows=rows)
+    """The training step without a pipeline, on every rank of a mesh alike: see `write_step`."""
 
     def build(b: GraphBuilder) -> Any:
-        inputs = {name: b.input(name) for name in step.inputs()}
-        grads: dict[str, fx.Node] = {}
-        parts = []
-        for start in range(0, step.rows, rows):
-            own = [
-                b.call("aten::slice.Tensor", x, 0, start, start + rows) if n in _BATCH else x for n, x in inputs.items()
-            ]
-            parts.append(_written(b, one, own))
-            for name, grad in parts[-1]["grads"].items():
-                grads[name] = b.call("aten::add.Tensor", grads[name], grad) if name in grads else grad
-        if step.scale_grads:
-            grads = {name: b.call("aten::div.Tensor", grad, step.microbatches) for name, grad in grads.items()}
-        outputs = tuple(
-            b.call("aten::cat", list(each)) for each in zip(*(part["outputs"] for part in parts), strict=True)
-        )
-        return {"losses": [part["loss"] for part in parts], "outputs": outputs, "grads": grads}
+        return write_step(b, step)
 
     inputs = [InputSpec(name, shape) for name, shape in step.inputs().items()]
     return spmd_program(mesh, inputs, build, seed=seed, labels=("pipelining", step.schedule))
+
+
+def write_step(b: GraphBuilder, step: TrainingStep) -> dict[str, Any]:
+    """Write one microbatch after the other.
+
+    Returns:
+        the losses of the microbatches, the outputs of the batch, and gradients by parameter.
+    """
+    rows = step.rows // step.microbatches
+    one = replace(step, microbatches=1, rows=rows)
+    inputs = {name: b.input(name) for name in step.inputs()}
+    grads: dict[str, fx.Node] = {}
+    parts = []
+    for start in range(0, step.rows, rows):
+        own = [b.call("aten::slice.Tensor", x, 0, start, start + rows) if n in BATCH else x for n, x in inputs.items()]
+        parts.append(_written(b, one, own))
+        for name, grad in parts[-1]["grads"].items():
+            grads[name] = b.call("aten::add.Tensor", grads[name], grad) if name in grads else grad
+    if step.scale_grads:
+        grads = {name: b.call("aten::div.Tensor", grad, step.microbatches) for name, grad in grads.items()}
+    outputs = tuple(b.call("aten::cat", list(each)) for each in zip(*(part["outputs"] for part in parts), strict=True))
+    return {"losses": [part["loss"] for part in parts], "outputs": outputs, "grads": grads}
 
 
 #: Arguments that say where an op runs.
@@ -319,6 +340,6 @@ def boundaries(step: TrainingStep, values: Mapping[str, Tensor]) -> Iterator[tup
 
 
 __all__ = [
-    "ENDS", "IGNORE", "LAYERS", "LOSSES", "REVERSED", "SCHEDULES", "SHARED", "SHIFT", "WIDTH", "Stage", "TrainingStep",
-    "as_tuple", "boundaries", "training_program",
+    "BATCH", "ENDS", "IGNORE", "LAYERS", "LOSSES", "REVERSED", "SCHEDULES", "SHARED", "SHIFT", "WIDTH", "Model", "Stage",
+    "TrainingStep", "as_tuple", "boundaries", "training_program", "write_step",
 ]  # fmt: skip

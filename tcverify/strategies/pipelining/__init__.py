@@ -1,1 +1,0 @@
-"""Training steps of models in stages, for schedules of pipeline parallelism."""

@@ -1,0 +1,91 @@
+"""Training steps of which every rank computes its own rows, drawn for what averages gradients over the ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tcverify.program import GraphBuilder, InputSpec, Mesh, Placement, Program, spmd_program
+from tcverify.strategies.training.model import BATCH, LOSSES, TrainingStep, write_step
+from tcverify.strategies.training.pipelines import HEADER, STAGE_WIDTH, STAGES, frozen_stages, stage_words
+
+#: Bytes of a whole program: mesh and seed, stages, microbatches, rows, loss, frozen stages; then each stage.
+WIDTH = HEADER + STAGES * STAGE_WIDTH
+
+
+def decode_data_parallel(mesh: Mesh, choices: bytes) -> Program:
+    """Decode any bytes into a training step on every rank of a mesh."""
+    step = decode_step(choices)
+    return replace(data_parallel_program(mesh, step, seed=choices[0] if choices else 0), options=step.options())
+
+
+def decode_step(choices: bytes) -> TrainingStep:
+    """Decode any bytes into the training step of a rank."""
+    choices = choices.ljust(WIDTH, b"\0")
+    _, _, several, many, rows, how, frozen = choices[:HEADER]
+    number = 1 + (several + 1) % 4
+    records = [choices[at : at + STAGE_WIDTH] for at in range(HEADER, WIDTH, STAGE_WIDTH)]
+    microbatches = 1 + many % 3
+    return TrainingStep(
+        stages=tuple(stage_words(records[k], last=k == number - 1) for k in range(number)),
+        microbatches=microbatches,
+        rows=microbatches * (1 + rows % 2),
+        frozen=frozen_stages(number, frozen),
+        loss=list(LOSSES)[how % 2],
+        scale_grads=False,
+        passes=1 + (how // 2 % 4 == 3),
+    )
+
+
+def data_parallel_program(mesh: Mesh, step: TrainingStep, seed: int = 0) -> Program:
+    """The training step of each rank on rows of its own, and the mean of the gradients over all ranks.
+
+    Args:
+        step: what a rank does; its rows are those of one rank.
+    """
+
+    def build(b: GraphBuilder) -> Any:
+        result = write_step(b, step)
+        for name, grad in result["grads"].items():
+            for dim in mesh.dims:
+                started = b.call("_c10d_functional::all_reduce", grad, "avg", dim.name)
+                grad = b.call("_c10d_functional::wait_tensor", started)
+            result["grads"][name] = grad
+        return result
+
+    rows = tuple((dim.name, Placement("shard", 0)) for dim in mesh.dims)
+    inputs = [
+        InputSpec(name, (mesh.world_size * shape[0], *shape[1:]), placements=rows)
+        if name in BATCH
+        else InputSpec(name, shape)
+        for name, shape in step.inputs().items()
+    ]
+    return spmd_program(mesh, inputs, build, seed=seed, labels=("training",))
+
+
+def grid(world_size: int, dims: int) -> Mesh:
+    """A mesh for data parallelism, of two dims where there are enough ranks and two are wanted."""
+    if dims == 2 and world_size > 2 and world_size % 2 == 0:
+        return Mesh.grid({"replicate": world_size // 2, "shard": 2})
+    return Mesh.grid({"dp": world_size})
+
+
+def training_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw training steps for data parallelism.
+
+    Args:
+        mesh: what they run on; None draws one or two dims.
+        world_size: of the drawn mesh; None draws 2, 3 or 4.
+    """
+    sizes = (2, 3, 4, 4) if world_size is None else (world_size,)
+    listed = [grid(size, dims) for size in sizes for dims in (1, 2)] if mesh is None else [mesh]
+
+    def decoded(choices: bytes) -> Program:
+        return decode_data_parallel(listed[choices[0] % len(listed)], choices[1:])
+
+    return st.binary(min_size=WIDTH + 1, max_size=WIDTH + 1).map(decoded)
+
+
+__all__ = ["WIDTH", "data_parallel_program", "decode_data_parallel", "decode_step", "grid", "training_programs"]
