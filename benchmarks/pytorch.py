@@ -72,7 +72,7 @@ WATCHED = 25
 OTHERS = ("traced", "functional", "compiled", "fsdp", "data-parallel", "sequence-functional", "async-tp")
 
 #: Strategies of subjects that no other programs suit: they would decline nearly all.
-ALONE = frozenset({"dtensor", "pipelining"})
+ALONE = frozenset({"dtensor", "pipelining", "training"})
 
 
 @click.group()

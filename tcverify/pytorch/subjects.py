@@ -135,6 +135,8 @@ _OVERLAP_LISTS = (
     (),
 )
 
+_TRAINING_DRAWS: Mapping[str, tuple[Any, ...]] = {"order": ("alternate", "together", "evaluated"), "recompute": _FLAG}
+
 _OVERLAP_DRAWS: Mapping[str, Sequence[Any]] = {
     "collective_bucketing": (False, True),
     "insert_overlap_deps": (False, True),
@@ -309,11 +311,20 @@ _ALL = (
         draws={"actions": ("own", "compute_only", "compute_comms"), "defer_pp_recv": _FLAG},
     ),
     TorchSubject(
-        "fully_shard", "tcverify.pytorch.data_parallel:FullyShard",
-        "shards the parameters of a model, and trains it with FSDP2", "torch.distributed.fsdp._fully_shard._fully_shard:fully_shard", strategy="training",
+        "fully_shard", "tcverify.pytorch.fully_shard:FullyShard", "shards the parameters of a model, and trains it (FSDP2)",
+        "torch.distributed.fsdp._fully_shard._fully_shard:fully_shard", strategy="training",
         draws={
             "units": ("each", "pairs", "all"), "reshard": (True, False), "sync": ("each", "last", "all_reduce"),
-            "keep": _FLAG, "order": ("alternate", "together", "evaluated"), "recompute": _FLAG, "prefetch": _FLAG, "dim": (0, 1),
+            "keep": _FLAG, "prefetch": _FLAG, "dim": (0, 1), **_TRAINING_DRAWS,
+        },
+    ),
+    TorchSubject(
+        "ddp", "tcverify.pytorch.ddp:DistributedDataParallelPass",
+        "reduces gradients in buckets while a model is trained", "torch.nn.parallel.distributed:DistributedDataParallel",
+        strategy="training",
+        draws={
+            "bucket": (16, 1, 64, 1 << 20), "unused": _FLAG, "static": _FLAG, "views": _FLAG, "sync": ("each", "last"),
+            **_TRAINING_DRAWS,
         },
     ),
     TorchSubject(

@@ -173,4 +173,4 @@ def test_names_come_once_and_what_stands_alone_is_refused() -> None:
     assert join_strategy_names(["dtensor"]) == "dtensor"
     with pytest.raises(UsageError, match="strategy 'dtensor' cannot be drawn from together with others"):
         join_strategy_names(["wild", "dtensor"])
-    assert {"dtensor", "pipelining"} == set(STRATEGIES) - set(DECODERS)
+    assert {"dtensor", "pipelining", "training"} == set(STRATEGIES) - set(DECODERS)

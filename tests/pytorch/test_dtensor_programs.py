@@ -13,6 +13,7 @@ from tcverify.pytorch.dtensor import DTensorProgram
 from tcverify.registry.strategies import world_sizes_of
 from tcverify.strategies import RESHARDING_WORLD_SIZES, WORLD_SIZES, dtensor_programs
 from tcverify.strategies.dtensor.programs import DTENSOR_WORLD_SIZES, WIDTH, decode_dtensor, meshes
+from tcverify.strategies.training.data_parallel import TRAINING_WORLD_SIZES
 from tcverify.strategies.training.pipelines import PIPELINE_WORLD_SIZES
 from tcverify.verification.verifier import verify
 
@@ -77,6 +78,7 @@ def test_each_strategy_draws_the_numbers_of_ranks_that_are_listed_for_it() -> No
     assert set(world_sizes_of(["dtensor"])) == set(DTENSOR_WORLD_SIZES)
     assert set(world_sizes_of(["resharding"])) == set(RESHARDING_WORLD_SIZES)
     assert set(world_sizes_of(["pipelining"])) == set(PIPELINE_WORLD_SIZES)
+    assert set(world_sizes_of(["training"])) == set(TRAINING_WORLD_SIZES)
     assert world_sizes_of(["mixed"]) == world_sizes_of([None]) == world_sizes_of([]) == WORLD_SIZES
     assert world_sizes_of(["dtensor", "resharding"]) == (2, 3, 4, 6)
     assert world_sizes_of(["resharding,mixed"]) == (2, 3, 4)

@@ -317,6 +317,7 @@ def test_strategies_by_name() -> None:
         "resharding",
         "dtensor",
         "pipelining",
+        "training",
     }
     assert STRATEGIES["structured"] is transformer_programs
 

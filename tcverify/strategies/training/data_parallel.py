@@ -11,6 +11,9 @@ from tcverify.program import GraphBuilder, InputSpec, Mesh, Placement, Program, 
 from tcverify.strategies.training.model import BATCH, LOSSES, TrainingStep, write_step
 from tcverify.strategies.training.pipelines import HEADER, STAGE_WIDTH, STAGES, frozen_stages, stage_words
 
+#: World sizes that are drawn.
+TRAINING_WORLD_SIZES = (2, 3, 4)
+
 #: Bytes of a whole program: mesh and seed, stages, microbatches, rows, loss, frozen stages; then each stage.
 WIDTH = HEADER + STAGES * STAGE_WIDTH
 
@@ -79,8 +82,8 @@ def training_programs(mesh: Mesh | None = None, world_size: int | None = None) -
         mesh: what they run on; None draws one or two dims.
         world_size: of the drawn mesh; None draws 2, 3 or 4.
     """
-    sizes = (2, 3, 4, 4) if world_size is None else (world_size,)
-    listed = [grid(size, dims) for size in sizes for dims in (1, 2)] if mesh is None else [mesh]
+    sizes = TRAINING_WORLD_SIZES if world_size is None else (world_size,)
+    listed = [grid(size, dims) for size in sizes for dims in (1, 1, 2)] if mesh is None else [mesh]
 
     def decoded(choices: bytes) -> Program:
         return decode_data_parallel(listed[choices[0] % len(listed)], choices[1:])
@@ -88,4 +91,12 @@ def training_programs(mesh: Mesh | None = None, world_size: int | None = None) -
     return st.binary(min_size=WIDTH + 1, max_size=WIDTH + 1).map(decoded)
 
 
-__all__ = ["WIDTH", "data_parallel_program", "decode_data_parallel", "decode_step", "grid", "training_programs"]
+__all__ = [
+    "TRAINING_WORLD_SIZES",
+    "WIDTH",
+    "data_parallel_program",
+    "decode_data_parallel",
+    "decode_step",
+    "grid",
+    "training_programs",
+]

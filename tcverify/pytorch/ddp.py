@@ -1,0 +1,76 @@
+"""DistributedDataParallel as a pass: see `data_parallel`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import fx, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tcverify.errors import Unsupported
+from tcverify.pytorch.data_parallel import DataParallelPass
+from tcverify.strategies.training.model import Model, TrainingStep
+
+#: Bytes of a mebibyte, in which DistributedDataParallel counts.
+_MEBI = 1 << 20
+
+
+class DistributedDataParallelPass(DataParallelPass):
+    """Trains under `DistributedDataParallel`, with a communication hook that does what its own code does.
+
+    Options:
+        bucket: most bytes of a bucket.
+        unused: `find_unused_parameters`.
+        static: `static_graph`.
+        views: `gradient_as_bucket_view`.
+        sync: when gradients are reduced: in each backward, or in the last one.
+    """
+
+    name = "torch:ddp"
+
+    def wrapped(self, model: Model, step: TrainingStep, gm: fx.GraphModule, options: Mapping[str, Any]) -> nn.Module:
+        from torch.nn.parallel import DistributedDataParallel
+
+        groups = gm.meta["groups"]
+        if len(groups) != 1:
+            raise Unsupported(f"the mesh has {len(groups)} dims, and DistributedDataParallel takes one")
+        returned: Any = next(reversed(gm.graph.nodes)).args[0]
+        unread = [
+            name for number in range(len(step.stages)) for name in step.parameters(number) if number not in step.frozen
+        ]
+        unread = sorted({*unread} - {*returned["grads"]})
+        if unread and not (options["unused"] or options["static"]):
+            raise Unsupported(f"parameter '{unread[0]}' gets no gradient, which find_unused_parameters is for")
+        resolve: Any = dist.distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+        group = resolve(next(iter(groups)))
+        with _disable_current_modes():  # ranks ask each other whether they have the same parameters
+            made = DistributedDataParallel(
+                model, process_group=group, bucket_cap_mb=options["bucket"] / _MEBI, find_unused_parameters=options["unused"],
+                static_graph=options["static"], gradient_as_bucket_view=options["views"], init_sync=False,
+            )  # fmt: skip
+        made.register_comm_hook(None, _averaging(group))
+        return made
+
+    def backward(self, model: Any, options: Mapping[str, Any], last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if last or options["sync"] == "each" else model.no_sync()
+
+
+def _averaging(group: Any) -> Callable[[Any, Any], torch.futures.Future[torch.Tensor]]:
+    """A communication hook. The one of DistributedDataParallel itself wants results that fake process groups do not have."""
+
+    def hook(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        whole = bucket.buffer()
+        dist.all_reduce(whole.div_(group.size()), group=group)
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(whole)
+        return done
+
+    hook.__annotations__ = {}  # which are texts here, where types are checked
+    return hook
+
+
+__all__ = ["DistributedDataParallelPass"]

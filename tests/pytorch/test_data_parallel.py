@@ -1,0 +1,183 @@
+"""FSDP2 and DistributedDataParallel as subjects: they pass where they are sound, and planted defects of them show."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch.distributed.fsdp", reason="this torch was built without torch.distributed")
+
+import torch.distributed as dist
+
+from tcverify.application.apply import apply_pass
+from tcverify.application.loading import load_pass
+from tcverify.execution import ProcessGroupPool
+from tcverify.ops import qualified_name
+from tcverify.program import Mesh, Program
+from tcverify.pytorch.ddp import DistributedDataParallelPass
+from tcverify.pytorch.fully_shard import FullyShard
+from tcverify.strategies.training.data_parallel import data_parallel_program, grid
+from tcverify.strategies.training.model import TrainingStep
+from tcverify.verification.verifier import Verdict, verify
+
+STAGES = ("linear tanh", "reversed scale mm", "skip tied two", "mm ignore")
+
+
+def program(mesh: Mesh | None = None, **facts: Any) -> Program:
+    step = TrainingStep(**{"stages": STAGES, "microbatches": 2, "rows": 2, "scale_grads": False, **facts})
+    return replace(data_parallel_program(mesh or grid(2, 1), step), options=step.options())
+
+
+def judged(kind: type, given: Program, options: dict[str, Any] | None = None, **how: Any) -> Verdict:
+    return verify(kind(**(options or {})), given, **how)
+
+
+def refuted(kind: type, given: Program, options: dict[str, Any] | None = None) -> set[str]:
+    verdict = judged(kind, given, options)
+    assert verdict.status == "refuted", verdict.doubts
+    return {finding.kind for finding in verdict.findings}
+
+
+def calls(kind: type, given: Program, options: dict[str, Any], name: str) -> int:
+    """How often a rank calls an op under the wrapper."""
+    graph = apply_pass(load_pass(f"{kind.__module__}:{kind.__name__}", options), given).rewritten.graphs[0]
+    return sum(node.op == "call_function" and name in qualified_name(node.target) for node in graph.nodes)
+
+
+FSDP = {
+    "each stage": {},
+    "pairs": {"units": "pairs", "reshard": False},
+    "all": {"units": "all", "order": "together"},
+    "accumulated": {"sync": "last", "keep": True, "recompute": True},
+    "reduced later": {"sync": "all_reduce", "prefetch": True, "dim": 1},
+    "evaluated": {"order": "evaluated", "prefetch": True, "recompute": True},
+}
+DDP = {
+    "small buckets": {"bucket": 1},
+    "views": {"views": True, "sync": "last"},
+    "unused": {"unused": True, "recompute": True},
+    "static": {"static": True, "bucket": 64},
+    "together": {"order": "together"},
+}
+
+
+@pytest.mark.parametrize("options", FSDP.values(), ids=FSDP)
+@pytest.mark.parametrize("mesh", [grid(3, 1), grid(4, 2)], ids=["shards", "replicas of shards"])
+def test_fully_sharded_training_computes_the_same_gradients(mesh: Mesh, options: dict[str, Any]) -> None:
+    verdict = judged(FullyShard, program(mesh, frozen=(1,), passes=2), options)
+    assert verdict.status == "passed", verdict.doubts or verdict.findings
+
+
+@pytest.mark.parametrize("options", DDP.values(), ids=DDP)
+def test_training_with_buckets_of_gradients_computes_the_same(options: dict[str, Any]) -> None:
+    verdict = judged(DistributedDataParallelPass, program(grid(3, 1), frozen=(1,), passes=2), options)
+    assert verdict.status == "passed", verdict.doubts or verdict.findings
+
+
+@pytest.mark.parametrize("kind", [FullyShard, DistributedDataParallelPass])
+def test_what_lockstep_passes_also_passes_on_gloo_and_in_the_exact_domain(
+    kind: type, pool: Callable[[int], ProcessGroupPool]
+) -> None:
+    verdict = judged(kind, program(stages=("mm", "scale")), confirm=pool(2), domain="exact")
+    assert verdict.status == "passed", verdict.doubts or verdict.findings
+    assert verdict.executors == ["lockstep", "gloo"]
+
+
+def test_options_decide_what_is_communicated() -> None:
+    def count(options: dict[str, Any], name: str) -> int:
+        return calls(FullyShard, program(), options, name)
+
+    kept, gathered = count({"reshard": False}, "all_gather_into_tensor_out"), count({}, "all_gather_into_tensor_out")
+    assert 0 < kept < gathered
+    assert count({"sync": "last"}, "reduce_scatter") == count({}, "reduce_scatter") // 2 > 0
+
+
+def test_the_reducer_itself_is_recorded() -> None:
+    """It is C++, and rebuilds its buckets in the order of rank 0 before the second forward."""
+    large, small = [
+        calls(DistributedDataParallelPass, program(), {"bucket": size}, "all_reduce_") for size in (1 << 20, 1)
+    ]
+    assert 0 < large < small
+    assert calls(DistributedDataParallelPass, program(), {}, "broadcast_")
+
+
+# --------------------------------------------------------------------------------------------------- planted defects
+
+
+def test_gradients_that_are_not_divided_refute(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+
+    def summed(*args: Any, **kwargs: Any) -> Any:
+        return None, None, dist.ReduceOp.SUM, dist.ReduceOp.SUM
+
+    monkeypatch.setattr(_fsdp_collectives, "_get_gradient_divide_factors", summed)
+    assert refuted(FullyShard, program()) == {"wrong-value"}
+
+
+def test_parameters_that_are_gathered_in_another_order_refute(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+
+    copy_out = _fsdp_param_group.foreach_all_gather_copy_out
+
+    def turned(result: Any, params: Any, *others: Any) -> None:
+        copy_out(result, [params[1], params[0], *params[2:]] if _alike(params) else params, *others)
+
+    def _alike(params: Any) -> bool:
+        return len(params) > 1 and params[0]._orig_size == params[1]._orig_size
+
+    monkeypatch.setattr(_fsdp_param_group, "foreach_all_gather_copy_out", turned)
+    assert refuted(FullyShard, program(stages=("mm mm", "scale"))) == {"wrong-value"}
+
+
+def test_gradients_that_wait_for_a_reduction_and_are_lost_refute(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    def forgets(self: Any) -> None:
+        self._unsharded_param.grad = None
+
+    monkeypatch.setattr(_fsdp_param.FSDPParam, "to_accumulated_grad_if_needed", forgets)
+    monkeypatch.setattr(_fsdp_param.FSDPParam, "accumulate_unsharded_grad_if_needed", forgets)
+    assert refuted(FullyShard, program(), {"sync": "last"}) & {"wrong-value", "pass-raised"}
+
+
+def test_a_step_that_is_never_synchronized_refutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    @contextlib.contextmanager
+    def left_off(self: Any) -> Iterator[None]:
+        self.require_backward_grad_sync = False
+        yield
+
+    monkeypatch.setattr(DistributedDataParallel, "no_sync", left_off)
+    assert refuted(DistributedDataParallelPass, program(), {"sync": "last"}) == {"wrong-value"}
+
+
+# ----------------------------------------------------------------------------------------------- what is not verified
+
+
+def test_what_the_wrappers_do_not_take_is_declined() -> None:
+    unread = program(stages=("unused mm", "mm"))
+    for kind, given, why in [
+        (DistributedDataParallelPass, unread, "gets no gradient"),
+        (DistributedDataParallelPass, program(grid(4, 2)), "takes one"),
+        (FullyShard, program(Mesh.grid({"a": 1, "b": 1, "c": 2})), "one or two"),
+        (FullyShard, replace(program(), options=TrainingStep(stages=("mm",)).options()), "is not the training step"),
+    ]:
+        verdict = judged(kind, given)
+        assert verdict.status == "inconclusive"
+        assert [(doubt.reason, why in doubt.detail) for doubt in verdict.doubts] == [("declined", True)], verdict.doubts
+    assert judged(DistributedDataParallelPass, unread, {"unused": True}).status == "passed"
+    assert judged(DistributedDataParallelPass, unread, {"static": True}).status == "passed"
+
+
+# ----------------------------------------------------------------------------------------------- what torch itself does
+
+
+def test_a_static_graph_fails_where_the_first_backward_does_not_reduce() -> None:
+    """A finding; its folder has a script."""
+    assert refuted(DistributedDataParallelPass, program(), {"static": True, "sync": "last"}) == {"pass-raised"}
+    assert judged(DistributedDataParallelPass, program(), {"static": True}).status == "passed"

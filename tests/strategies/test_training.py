@@ -1,0 +1,83 @@
+"""What holds of training steps that are drawn for data parallelism."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from hypothesis import Phase, find, settings
+
+from tcverify.execution import Lockstep
+from tcverify.program import Mesh, Program, dumps, loads
+from tcverify.strategies import training_programs
+from tcverify.strategies.training.data_parallel import (
+    WIDTH,
+    data_parallel_program,
+    decode_data_parallel,
+    decode_step,
+    grid,
+)
+from tcverify.strategies.training.model import BATCH, ENDS, LAYERS, LOSSES, Model, TrainingStep
+
+
+def sample(count: int, seed: int) -> Iterator[Program]:
+    generator = random.Random(seed)
+    for _ in range(count):
+        yield decode_data_parallel(
+            grid(generator.choice((2, 3, 4)), generator.choice((1, 2))), generator.randbytes(WIDTH)
+        )
+
+
+def test_programs_run_and_are_what_their_bytes_say() -> None:
+    for program in sample(8, seed=1):
+        assert Lockstep().run(program).finished, program.options
+        assert dumps(loads(dumps(program))) == dumps(program)
+
+
+def test_any_bytes_decode_and_zeros_give_the_smallest() -> None:
+    smallest = decode_data_parallel(grid(2, 1), b"")
+    assert TrainingStep.of(smallest.options) == TrainingStep(stages=("mm", "mm"), scale_grads=False)
+    assert smallest.size <= min(program.size for program in sample(4, seed=2))
+    for filled in (b"\xff" * WIDTH, b"\x11" * 9):
+        assert dumps(decode_data_parallel(grid(4, 2), filled)) == dumps(decode_data_parallel(grid(4, 2), filled))
+
+
+def test_all_kinds_of_stages_and_batches_are_drawn() -> None:
+    generator = random.Random(3)
+    steps = [decode_step(generator.randbytes(WIDTH)) for _ in range(300)]
+    assert all(TrainingStep.of(step.options()) == step for step in steps)
+    words = Counter(word for step in steps for stage in step.stages for word in stage.split())
+    assert set(words) == {*LAYERS, *ENDS, "shift", "ignore", "reversed"}
+    assert {step.passes for step in steps} == {1, 2}
+    assert {step.loss for step in steps} == set(LOSSES)
+    assert {len(step.stages) for step in steps} == {1, 2, 3, 4}
+    assert any(step.frozen for step in steps)
+
+
+def test_gradients_are_those_of_the_whole_batch() -> None:
+    """By autograd, on the rows of all ranks at once."""
+    step = TrainingStep(stages=("linear tanh two", "skip mm"), microbatches=2, rows=4, scale_grads=False, passes=2)
+    mesh = grid(4, 2)
+    program = data_parallel_program(mesh, step, seed=5)
+    model: Model | None = None
+    for rank in range(4):
+        own = dict(zip(step.inputs(), (value.double() for value in program.values(rank)), strict=True))
+        model = model or Model(step, {name: value for name, value in own.items() if name not in BATCH})
+        for start in (0, 2):
+            output = model(own["x"][start : start + 2])
+            (step.loss_of(output, own["target"][start : start + 2]) / 4).backward()
+    assert model is not None
+    expected = [one.grad for one in model.parameters()]
+    for result in Lockstep().run(program).ranks:
+        torch.testing.assert_close(list(result.outputs[-len(expected) :]), expected)
+
+
+def test_meshes_are_those_that_are_asked_for() -> None:
+    first = settings(max_examples=10, phases=[Phase.generate], database=None)
+    wanted = Mesh.grid({"a": 2, "b": 2})
+    assert find(training_programs(mesh=wanted), lambda program: True, settings=first).mesh == wanted
+    assert find(training_programs(world_size=5), lambda program: True, settings=first).world_size == 5
+    assert len(grid(4, 2).dims) == 2
+    assert [len(grid(size, 2).dims) for size in (2, 3)] == [1, 1]
