@@ -109,7 +109,13 @@ class _Rewriter:
         return found
 
     def _reduction(self, node: fx.Node, given: dict[str, Any]) -> str:
-        kind = dist.ReduceOp.RedOpType(self._object(node, given["reduce_op"]).op())
+        reduce_op = self._object(node, given["reduce_op"])
+        if not reduce_op._has_method("op"):
+            raise ProgramError(
+                f"node '{node.name}' reduces, and torch {torch.__version__} does not tell how",
+                "use torch 2.10 or later",
+            )
+        kind = dist.ReduceOp.RedOpType(reduce_op.op())
         return str(kind.name).lower()
 
     # ------------------------------------------------------------------------------------------------- pieces

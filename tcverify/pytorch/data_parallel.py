@@ -18,13 +18,13 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from tcverify.capturing.c10d_calls import to_functional_collectives
-from tcverify.errors import Unsupported
+from tcverify.errors import ProgramError, Unsupported
 from tcverify.program import Mesh
 from tcverify.program.builder import has_effect
 from tcverify.program.graph import same_structure
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.recording import OpRecorder
-from tcverify.strategies.training.data_parallel import data_parallel_program
+from tcverify.strategies.training.data_parallel import RATE, data_parallel_program
 from tcverify.strategies.training.model import BATCH, SHIFT, Model, TrainingStep
 
 Tensor = torch.Tensor
@@ -55,16 +55,23 @@ class DataParallelPass(TorchPass):
         recorder = _Collectives()
         for name, value in values.items():
             recorder.input(name, value)
-        model = Model(step, values)
-        if options["recompute"]:
-            for stage in model.stages:
-                stage.forward = functools.partial(checkpoint, stage.forward, use_reentrant=False)
+        losses: list[Tensor] = []
+        outputs: list[Tensor] = []
         with recorder:
+            model = Model(step, {name: value.clone() for name, value in values.items()})
+            if options["recompute"]:
+                for stage in model.stages:
+                    stage.forward = functools.partial(checkpoint, stage.forward, use_reentrant=False)
             wrapped = self.wrapped(model, step, gm, options)
-            losses, outputs = self._train(wrapped, step, values, options)
+            for number in range(step.steps):
+                if number:
+                    _update(wrapped)
+                lost, given = self._train(wrapped, step, values, options)
+                losses += lost
+                outputs += given
             grads = {name.rpartition(".")[2]: one.grad for name, one in wrapped.named_parameters()}
             found = {name: _whole(grads[name], like.meta["val"]) for name, like in returned["grads"].items()}
-        made = recorder.finish({"losses": losses, "outputs": outputs, "grads": found})
+        made = recorder.finish({"losses": losses, "outputs": tuple(outputs), "grads": found})
         metadata = {node.target: node.meta for node in gm.graph.nodes if node.op == "placeholder"}
         for node in made.graph.nodes:
             if node.op == "placeholder":
@@ -85,7 +92,7 @@ class DataParallelPass(TorchPass):
 
     def _train(
         self, model: nn.Module, step: TrainingStep, values: Mapping[str, Tensor], options: Mapping[str, Any]
-    ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """One step: the losses of the microbatches, and the outputs of the batch."""
         rows, order = step.rows // step.microbatches, options["order"]
         losses: list[Tensor] = []
@@ -104,7 +111,20 @@ class DataParallelPass(TorchPass):
             outputs.append([one.detach() for one in output])
         if order == "together":
             functools.reduce(torch.add, losses).backward()
-        return [loss.detach() for loss in losses], tuple(torch.cat(list(each)) for each in zip(*outputs, strict=True))
+        return [loss.detach() for loss in losses], [torch.cat(list(each)) for each in zip(*outputs, strict=True)]
+
+
+def _update(model: nn.Module) -> None:
+    """What an optimizer does between two steps."""
+    for one in model.parameters():
+        if one.grad is not None:
+            _local(one.detach()).sub_(_local(one.grad), alpha=RATE)
+    model.zero_grad()
+
+
+def _local(value: Tensor) -> Tensor:
+    """What a rank has of a tensor, without DTensor's dispatch, which a recorder would see."""
+    return value._local_tensor if isinstance(value, DTensor) else value
 
 
 def _whole(grad: Tensor | None, like: Tensor) -> Tensor:
@@ -137,7 +157,10 @@ class _Collectives(OpRecorder):
     def finish(self, returned: Any) -> fx.GraphModule:
         """The recorded graph, with functional collectives."""
         self.graph.output(pytree.tree_map_only(Tensor, self.node, returned))
-        made = to_functional_collectives(fx.GraphModule(self._root, self.graph))
+        try:
+            made = to_functional_collectives(fx.GraphModule(self._root, self.graph))
+        except ProgramError as error:
+            raise Unsupported(str(error)) from error
         made.graph.eliminate_dead_code(has_effect)
         return made
 

@@ -38,7 +38,7 @@ class DistributedDataParallelPass(DataParallelPass):
         groups = gm.meta["groups"]
         if len(groups) != 1:
             raise Unsupported(f"the mesh has {len(groups)} dims, and DistributedDataParallel takes one")
-        returned: Any = next(reversed(gm.graph.nodes)).args[0]
+        (returned,) = (node.args[0] for node in gm.graph.nodes if node.op == "output")
         unread = [
             name for number in range(len(step.stages)) for name in step.parameters(number) if number not in step.frozen
         ]

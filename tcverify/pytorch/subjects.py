@@ -312,7 +312,7 @@ _ALL = (
     ),
     TorchSubject(
         "fully_shard", "tcverify.pytorch.fully_shard:FullyShard", "shards the parameters of a model, and trains it (FSDP2)",
-        "torch.distributed.fsdp._fully_shard._fully_shard:fully_shard", strategy="training",
+        "torch.distributed.fsdp._fully_shard._fully_shard:fully_shard", since="2.10", strategy="training",
         draws={
             "units": ("each", "pairs", "all"), "reshard": (True, False), "sync": ("each", "last", "all_reduce"),
             "keep": _FLAG, "prefetch": _FLAG, "dim": (0, 1), **_TRAINING_DRAWS,
@@ -321,7 +321,7 @@ _ALL = (
     TorchSubject(
         "ddp", "tcverify.pytorch.ddp:DistributedDataParallelPass",
         "reduces gradients in buckets while a model is trained", "torch.nn.parallel.distributed:DistributedDataParallel",
-        strategy="training",
+        since="2.10", strategy="training",
         draws={
             "bucket": (16, 1, 64, 1 << 20), "unused": _FLAG, "static": _FLAG, "views": _FLAG, "sync": ("each", "last"),
             **_TRAINING_DRAWS,

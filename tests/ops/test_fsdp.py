@@ -56,6 +56,11 @@ SOUND: dict[str, Callable[[], Case]] = {
     "copy that broadcasts": lambda: ("copy_", [blank(2, 3), numbers(3)], {}),
 }  # fmt: skip
 
+if hasattr(torch.ops.fsdp, "chunk_cat_mixed_dtype"):
+    SOUND["chunk_cat of several dtypes"] = lambda: (
+        "chunk_cat_mixed_dtype", [[numbers(4), numbers(3, 2, dtype=BF16)], 0, 2], {"out": blank(2, 6)}
+    )  # fmt: skip
+
 #: Calls that raise here; torch raises too, but where it gives an output another shape.
 UNSOUND: dict[str, Callable[[], Case]] = {
     "copy_in past the end": lambda: ("all_gather_copy_in", [[numbers(5)], blank(10), [5], 5, 2], {}),

@@ -166,6 +166,11 @@ def test_a_graph_that_is_not_the_training_step_of_its_options_is_declined(option
         PipelineSchedule()(module)
 
 
+def test_a_batch_that_runs_through_the_stages_twice_is_declined() -> None:
+    with pytest.raises(Unsupported, match="once"):
+        PipelineSchedule()(program(passes=2).graph_module(0))
+
+
 # ------------------------------------------------------------------------------------------------------ planted defects
 
 

@@ -13,6 +13,7 @@ from tcverify.execution import Lockstep
 from tcverify.program import Mesh, Program, dumps, loads
 from tcverify.strategies import training_programs
 from tcverify.strategies.training.data_parallel import (
+    RATE,
     WIDTH,
     data_parallel_program,
     decode_data_parallel,
@@ -50,7 +51,7 @@ def test_all_kinds_of_stages_and_batches_are_drawn() -> None:
     assert all(TrainingStep.of(step.options()) == step for step in steps)
     words = Counter(word for step in steps for stage in step.stages for word in stage.split())
     assert set(words) == {*LAYERS, *ENDS, "shift", "ignore", "reversed"}
-    assert {step.passes for step in steps} == {1, 2}
+    assert {step.passes for step in steps} == {step.steps for step in steps} == {1, 2}
     assert {step.loss for step in steps} == set(LOSSES)
     assert {len(step.stages) for step in steps} == {1, 2, 3, 4}
     assert any(step.frozen for step in steps)
@@ -58,17 +59,21 @@ def test_all_kinds_of_stages_and_batches_are_drawn() -> None:
 
 def test_gradients_are_those_of_the_whole_batch() -> None:
     """By autograd, on the rows of all ranks at once."""
-    step = TrainingStep(stages=("linear tanh two", "skip mm"), microbatches=2, rows=4, scale_grads=False, passes=2)
+    step = TrainingStep(
+        stages=("linear tanh two", "skip mm"), microbatches=2, rows=4, scale_grads=False, passes=2, steps=2
+    )
     mesh = grid(4, 2)
     program = data_parallel_program(mesh, step, seed=5)
-    model: Model | None = None
-    for rank in range(4):
-        own = dict(zip(step.inputs(), (value.double() for value in program.values(rank)), strict=True))
-        model = model or Model(step, {name: value for name, value in own.items() if name not in BATCH})
-        for start in (0, 2):
-            output = model(own["x"][start : start + 2])
-            (step.loss_of(output, own["target"][start : start + 2]) / 4).backward()
-    assert model is not None
+    ranks = [dict(zip(step.inputs(), map(torch.Tensor.double, program.values(rank)), strict=True)) for rank in range(4)]
+    model = Model(step, {name: value for name, value in ranks[0].items() if name not in BATCH})
+    for number in range(2):
+        if number:
+            torch.optim.SGD(model.parameters(), lr=RATE).step()
+            model.zero_grad()
+        for own in ranks:
+            for start in (0, 2):
+                output = model(own["x"][start : start + 2])
+                (step.loss_of(output, own["target"][start : start + 2]) / 4).backward()
     expected = [one.grad for one in model.parameters()]
     for result in Lockstep().run(program).ranks:
         torch.testing.assert_close(list(result.outputs[-len(expected) :]), expected)

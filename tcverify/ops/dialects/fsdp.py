@@ -9,6 +9,7 @@ them out; its gradients are chunked by rank, concatenated, and reduced and scatt
 | `all_gather_copy_in` | writes the shards into this rank's slice of the buffer; returns (the slice, the buffer), by alias |
 | `split_with_sizes_copy` | copies the pieces of a tensor along a dim into given tensors |
 | `chunk_cat` | pads tensors and cuts them into chunks; row i of the output holds the i-th chunk of each, flattened |
+| `chunk_cat_mixed_dtype` | the same, of tensors of several dtypes (torch 2.15) |
 | `copy_` | writes data into a tensor, an unsharded parameter |
 | `inductor::resize_storage_bytes_` | frees the storage of a tensor (0 bytes), or allocates it again |
 
@@ -113,6 +114,11 @@ def chunk_cat(tensors: Sequence[Tensor], dim: int, num_chunks: int, *, out: Tens
     out.copy_(made)
 
 
+def chunk_cat_mixed_dtype(tensors: Sequence[Tensor], dim: int, num_chunks: int, *, out: Tensor) -> None:
+    """As `chunk_cat`, of tensors of any dtypes: each is cast to that of `out`."""
+    chunk_cat([tensor.to(out.dtype) for tensor in tensors], dim, num_chunks, out=out)
+
+
 def copy_(tensor: Tensor, data: Tensor) -> None:
     """Write `data` into `tensor`, in the dtype of that; it may broadcast."""
     tensor.copy_(data)
@@ -161,6 +167,7 @@ OPS = (
     ),
     Op("fsdp::split_with_sizes_copy", split_with_sizes_copy, aliases=True, fake=split_with_sizes_copy),
     Op("fsdp::chunk_cat", chunk_cat, aliases=True, fake=chunk_cat),
+    Op("fsdp::chunk_cat_mixed_dtype", chunk_cat_mixed_dtype, aliases=True, fake=chunk_cat_mixed_dtype),
     Op("fsdp::copy_", copy_, aliases=True, fake=copy_),
 )  # fmt: skip
 

@@ -6,10 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
+from torch import fx
 
 from tcverify.program import GraphBuilder, InputSpec, Mesh, Placement, Program, spmd_program
 from tcverify.strategies.training.model import BATCH, LOSSES, TrainingStep, write_step
 from tcverify.strategies.training.pipelines import HEADER, STAGE_WIDTH, STAGES, frozen_stages, stage_words
+
+#: Of the update behind a step: how much of the gradients is subtracted from parameters.
+RATE = 0.5
 
 #: World sizes that are drawn.
 TRAINING_WORLD_SIZES = (2, 3, 4)
@@ -39,24 +43,32 @@ def decode_step(choices: bytes) -> TrainingStep:
         loss=list(LOSSES)[how % 2],
         scale_grads=False,
         passes=1 + (how // 2 % 4 == 3),
+        steps=1 + how // 8 % 2,
     )
 
 
 def data_parallel_program(mesh: Mesh, step: TrainingStep, seed: int = 0) -> Program:
     """The training step of each rank on rows of its own, and the mean of the gradients over all ranks.
 
+    It returns the losses and outputs of all steps, and the gradients of the last.
+
     Args:
         step: what a rank does; its rows are those of one rank.
     """
 
     def build(b: GraphBuilder) -> Any:
-        result = write_step(b, step)
-        for name, grad in result["grads"].items():
-            for dim in mesh.dims:
-                started = b.call("_c10d_functional::all_reduce", grad, "avg", dim.name)
-                grad = b.call("_c10d_functional::wait_tensor", started)
-            result["grads"][name] = grad
-        return result
+        given = {name: b.input(name) for name in step.inputs()}
+        losses, outputs = [], []
+        for number in range(step.steps):
+            result = write_step(b, step, given)
+            losses += result["losses"]
+            outputs += result["outputs"]
+            grads = {name: _averaged(b, grad) for name, grad in result["grads"].items()}
+            if number < step.steps - 1:
+                given |= {
+                    name: b.call("aten::sub.Tensor", given[name], grad, alpha=RATE) for name, grad in grads.items()
+                }
+        return {"losses": losses, "outputs": tuple(outputs), "grads": grads}
 
     rows = tuple((dim.name, Placement("shard", 0)) for dim in mesh.dims)
     inputs = [
@@ -66,6 +78,12 @@ def data_parallel_program(mesh: Mesh, step: TrainingStep, seed: int = 0) -> Prog
         for name, shape in step.inputs().items()
     ]
     return spmd_program(mesh, inputs, build, seed=seed, labels=("training",))
+
+
+def _averaged(b: GraphBuilder, grad: fx.Node) -> fx.Node:
+    for dim in b.mesh.dims:
+        grad = b.call("_c10d_functional::wait_tensor", b.call("_c10d_functional::all_reduce", grad, "avg", dim.name))
+    return grad
 
 
 def grid(world_size: int, dims: int) -> Mesh:

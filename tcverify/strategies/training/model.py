@@ -93,6 +93,7 @@ class TrainingStep:
         loss: how losses are reduced.
         scale_grads: whether gradients are divided by the number of microbatches.
         passes: how often a batch runs through all stages, one time after the other.
+        steps: how often the step is taken, with an update of the parameters behind each but the last.
     """
 
     schedule: str = "GPipe"
@@ -103,6 +104,7 @@ class TrainingStep:
     loss: str = "mean"
     scale_grads: bool = True
     passes: int = 1
+    steps: int = 1
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> TrainingStep:
@@ -124,7 +126,7 @@ class TrainingStep:
                 and step.schedule in SCHEDULES
                 and 1 <= step.microbatches <= step.rows <= MAX_ROWS
                 and step.rows % step.microbatches == 0
-                and step.passes in (1, 2)
+                and {step.passes, step.steps} <= {1, 2}
                 and isinstance(step.frozen, tuple)
                 and any(trained)
             )
@@ -296,21 +298,20 @@ def training_program(mesh: Mesh, step: TrainingStep, seed: int = 0) -> Program:
     """The training step without a pipeline, on every rank of a mesh alike: see `write_step`."""
 
     def build(b: GraphBuilder) -> Any:
-        return write_step(b, step)
+        return write_step(b, step, {name: b.input(name) for name in step.inputs()})
 
     inputs = [InputSpec(name, shape) for name, shape in step.inputs().items()]
     return spmd_program(mesh, inputs, build, seed=seed, labels=("pipelining", step.schedule))
 
 
-def write_step(b: GraphBuilder, step: TrainingStep) -> dict[str, Any]:
-    """Write one microbatch after the other.
+def write_step(b: GraphBuilder, step: TrainingStep, inputs: Mapping[str, fx.Node]) -> dict[str, Any]:
+    """Write one microbatch after the other, of one step.
 
     Returns:
         the losses of the microbatches, the outputs of the batch, and gradients by parameter.
     """
     rows = step.rows // step.microbatches
     one = replace(step, microbatches=1, rows=rows)
-    inputs = {name: b.input(name) for name in step.inputs()}
     grads: dict[str, fx.Node] = {}
     parts = []
     for start in range(0, step.rows, rows):
