@@ -312,7 +312,7 @@ _ALL = (
     ),
     TorchSubject(
         "fully_shard", "tcverify.pytorch.fully_shard:FullyShard", "shards the parameters of a model, and trains it (FSDP2)",
-        "torch.distributed.fsdp._fully_shard._fully_shard:fully_shard", since="2.10", strategy="training",
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup", since="2.10", strategy="training",
         draws={
             "units": ("each", "pairs", "all"), "reshard": (True, False), "sync": ("each", "last", "all_reduce"),
             "keep": _FLAG, "prefetch": _FLAG, "dim": (0, 1), **_TRAINING_DRAWS,

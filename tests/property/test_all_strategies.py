@@ -81,7 +81,8 @@ def test_the_identity_is_never_refuted_nor_in_doubt(name: str) -> None:
 
 
 def test_every_strategy_has_a_decoder_and_mixed_draws_them_all() -> None:
-    assert set(STRATEGIES) == {*DECODERS, "dtensor", "pipelining", "training"}  # they bring options, and meshes of their own
+    with_options = {"dtensor", "pipelining", "training"}  # and meshes of their own
+    assert set(STRATEGIES) == {*DECODERS, *with_options}
     programs = list(sample("mixed", 80, seed=5))
     others = ("near-miss", "aimed", "experts", "wild", "overlap")
     kinds = Counter(next((k for k in others if k in p.labels), "structured") for p in programs)
