@@ -99,7 +99,7 @@ class DataParallelPass(TorchPass):
         outputs = []
         for number in range(step.microbatches):
             batch = {name: values[name][number * rows : (number + 1) * rows] for name in BATCH if name in values}
-            given = batch["x"], batch.get(SHIFT)
+            given = batch["x"], batch.get(SHIFT), number
             if order == "evaluated":
                 with torch.no_grad():
                     model(*given)

@@ -45,6 +45,8 @@ class DistributedDataParallelPass(DataParallelPass):
         unread = sorted({*unread} - {*returned["grads"]})
         if unread and not (options["unused"] or options["static"]):
             raise Unsupported(f"parameter '{unread[0]}' gets no gradient, which find_unused_parameters is for")
+        if step.alternating and (options["static"] or not options["unused"]):
+            raise Unsupported("microbatches use different parameters, which find_unused_parameters is for")
         resolve: Any = dist.distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
         group = resolve(next(iter(groups)))
         with _disable_current_modes():  # ranks ask each other whether they have the same parameters

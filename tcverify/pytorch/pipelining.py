@@ -42,8 +42,8 @@ class PipelineSchedule(TorchPass):
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
         step = TrainingStep.of(gm.meta.get("options", {}))
-        if step.passes != 1 or step.steps != 1:
-            raise Unsupported("a batch runs through a pipeline once, in a single step")
+        if step.passes != 1 or step.steps != 1 or step.alternating:
+            raise Unsupported("a batch runs through all stages of a pipeline once, in a single step")
         if not gm.meta["groups"]:
             raise Unsupported("the mesh has no dims, and a pipeline runs over the last one")
         if not same_structure(training_program(Mesh.grid({"pp": 1}), step).graphs[0], gm.graph):

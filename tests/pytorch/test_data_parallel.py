@@ -189,3 +189,27 @@ def test_a_static_graph_fails_where_the_first_backward_does_not_reduce() -> None
     """A finding; its folder has a script."""
     assert refuted(DistributedDataParallelPass, program(), {"static": True, "sync": "last"}) == {"pass-raised"}
     assert judged(DistributedDataParallelPass, program(), {"static": True}).status == "passed"
+
+
+@pytest.mark.parametrize("options", [{}, {"sync": "last"}, {"sync": "last", "units": "pairs"}])
+def test_stages_that_some_microbatches_leave_out_are_sharded(options: dict[str, Any]) -> None:
+    verdict = judged(FullyShard, program(grid(4, 2), stages=("first mm", "second scale", "mm")), options)
+    assert verdict.status == "passed", verdict.doubts or verdict.findings
+
+
+def test_stages_that_some_microbatches_leave_out_need_to_be_looked_for() -> None:
+    given = program(stages=("first mm", "second scale", "mm"))
+    for options in ({}, {"static": True}, {"static": True, "unused": True}):
+        assert judged(DistributedDataParallelPass, given, options).status == "inconclusive"
+    assert judged(DistributedDataParallelPass, given, {"unused": True, "sync": "last"}).status == "passed"
+
+
+@pytest.mark.skipif(release(torch.__version__) >= (2, 15), reason="this torch does not lose them")
+def test_replicas_lose_gradients_of_stages_that_the_last_microbatch_leaves_out() -> None:
+    """A finding; its folder has a script on gloo."""
+    options = {"sync": "all_reduce"}
+    assert refuted(FullyShard, program(grid(4, 2), stages=("first mm", "mm")), options) == {"wrong-value"}
+    assert refuted(FullyShard, program(grid(4, 2), stages=("first mm", "mm")), {**options, "units": "all"}) == {
+        "pass-raised"
+    }
+    assert judged(FullyShard, program(grid(4, 2), stages=("second mm", "mm")), options).status == "passed"

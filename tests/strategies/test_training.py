@@ -6,9 +6,11 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 
+import pytest
 import torch
 from hypothesis import Phase, find, settings
 
+from tcverify.errors import Unsupported
 from tcverify.execution import Lockstep
 from tcverify.program import Mesh, Program, dumps, loads
 from tcverify.strategies import training_programs
@@ -50,17 +52,23 @@ def test_all_kinds_of_stages_and_batches_are_drawn() -> None:
     steps = [decode_step(generator.randbytes(WIDTH)) for _ in range(300)]
     assert all(TrainingStep.of(step.options()) == step for step in steps)
     words = Counter(word for step in steps for stage in step.stages for word in stage.split())
-    assert set(words) == {*LAYERS, *ENDS, "shift", "ignore", "reversed"}
+    assert set(words) == {*LAYERS, *ENDS, "shift", "ignore", "reversed", "first", "second"}
     assert {step.passes for step in steps} == {step.steps for step in steps} == {1, 2}
     assert {step.loss for step in steps} == set(LOSSES)
     assert {len(step.stages) for step in steps} == {1, 2, 3, 4}
     assert any(step.frozen for step in steps)
+    assert any(step.alternating for step in steps)
 
 
 def test_gradients_are_those_of_the_whole_batch() -> None:
     """By autograd, on the rows of all ranks at once."""
     step = TrainingStep(
-        stages=("linear tanh two", "skip mm"), microbatches=2, rows=4, scale_grads=False, passes=2, steps=2
+        stages=("linear tanh two", "second scale", "skip mm"),
+        microbatches=2,
+        rows=4,
+        scale_grads=False,
+        passes=2,
+        steps=2,
     )
     mesh = grid(4, 2)
     program = data_parallel_program(mesh, step, seed=5)
@@ -72,11 +80,25 @@ def test_gradients_are_those_of_the_whole_batch() -> None:
             model.zero_grad()
         for own in ranks:
             for start in (0, 2):
-                output = model(own["x"][start : start + 2])
+                output = model(own["x"][start : start + 2], microbatch=start // 2)
                 (step.loss_of(output, own["target"][start : start + 2]) / 4).backward()
-    expected = [one.grad for one in model.parameters()]
+    grads = {name.rpartition(".")[2]: one.grad for name, one in model.named_parameters()}
+    (returned,) = (node.args[0] for node in program.graphs[0].nodes if node.op == "output")
+    expected = [grads[name] for name in returned["grads"]]
+    assert len(expected) == len(grads)
     for result in Lockstep().run(program).ranks:
         torch.testing.assert_close(list(result.outputs[-len(expected) :]), expected)
+
+
+def test_stages_that_no_step_can_leave_out_are_refused() -> None:
+    """The last stage says how many outputs there are, and each microbatch trains a parameter."""
+    assert TrainingStep.of({"stages": ("first mm", "mm")}).running(1) == [1]
+    for options in (
+        {"stages": ("mm", "first mm")},
+        {"stages": ("first mm", "mm"), "frozen": (1,), "microbatches": 2, "rows": 2},
+    ):
+        with pytest.raises(Unsupported):
+            TrainingStep.of(options)
 
 
 def test_meshes_are_those_that_are_asked_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from torch import fx
 
 from tcverify.program import GraphBuilder, InputSpec, Mesh, Placement, Program, spmd_program
-from tcverify.strategies.training.model import BATCH, LOSSES, TrainingStep, write_step
+from tcverify.strategies.training.model import BATCH, FIRST, LOSSES, SECOND, TrainingStep, write_step
 from tcverify.strategies.training.pipelines import HEADER, STAGE_WIDTH, STAGES, frozen_stages, stage_words
 
 #: Of the update behind a step: how much of the gradients is subtracted from parameters.
@@ -31,20 +32,30 @@ def decode_data_parallel(mesh: Mesh, choices: bytes) -> Program:
 def decode_step(choices: bytes) -> TrainingStep:
     """Decode any bytes into the training step of a rank."""
     choices = choices.ljust(WIDTH, b"\0")
-    _, _, several, many, rows, how, frozen = choices[:HEADER]
+    _, _, several, many, rows, how, choice = choices[:HEADER]
     number = 1 + (several + 1) % 4
     records = [choices[at : at + STAGE_WIDTH] for at in range(HEADER, WIDTH, STAGE_WIDTH)]
     microbatches = 1 + many % 3
+    frozen = frozen_stages(number, choice)
+    stages = [stage_words(records[k], last=k == number - 1) for k in range(number)]
+    if number - 1 not in frozen:  # it trains in all microbatches
+        stages[:-1] = [_sometimes(record, words) for record, words in zip(records, stages[:-1], strict=False)]
     return TrainingStep(
-        stages=tuple(stage_words(records[k], last=k == number - 1) for k in range(number)),
+        stages=tuple(stages),
         microbatches=microbatches,
         rows=microbatches * (1 + rows % 2),
-        frozen=frozen_stages(number, frozen),
+        frozen=frozen,
         loss=list(LOSSES)[how % 2],
         scale_grads=False,
         passes=1 + (how // 2 % 4 == 3),
         steps=1 + how // 8 % 2,
     )
+
+
+def _sometimes(record: Sequence[int], words: str) -> str:
+    """The words of a stage that perhaps runs in every other microbatch only."""
+    first, second, _, flags = record
+    return f"{FIRST if second % 2 else SECOND} {words}" if flags >= 128 and first % 2 else words
 
 
 def data_parallel_program(mesh: Mesh, step: TrainingStep, seed: int = 0) -> Program:
@@ -101,7 +112,7 @@ def training_programs(mesh: Mesh | None = None, world_size: int | None = None) -
         world_size: of the drawn mesh; None draws 2, 3 or 4.
     """
     sizes = TRAINING_WORLD_SIZES if world_size is None else (world_size,)
-    listed = [grid(size, dims) for size in sizes for dims in (1, 1, 2)] if mesh is None else [mesh]
+    listed = [grid(size, dims) for size in sizes for dims in (1, 2)] if mesh is None else [mesh]
 
     def decoded(choices: bytes) -> Program:
         return decode_data_parallel(listed[choices[0] % len(listed)], choices[1:])

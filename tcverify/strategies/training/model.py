@@ -70,6 +70,9 @@ ENDS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 #: parameters in the reverse of the order in which it uses them.
 SHIFT, IGNORE, REVERSED = "shift", "ignore", "reversed"
 
+#: Words of a stage that runs in every other microbatch only: the first, third, …, or the second, fourth, …
+FIRST, SECOND = "first", "second"
+
 #: Most rows of a batch that are read.
 MAX_ROWS = 64
 
@@ -86,7 +89,8 @@ class TrainingStep:
 
     Attributes:
         schedule: name of the schedule that is to run it.
-        stages: words per stage: "shift", "ignore" or "reversed", layers, and at the end what is handed on beside the activation.
+        stages: words per stage: "shift", "ignore", "reversed", "first" or "second", layers, and at the end what is handed on
+            beside the activation. The last one runs in all microbatches.
         microbatches: number of parts of the batch.
         rows: of the batch; microbatches have equally many.
         frozen: stages whose parameters require no gradients.
@@ -117,18 +121,22 @@ class TrainingStep:
         try:
             step = cls(**told)
             words = {word for stage in step.stages for word in stage.split()}
-            trained = [read for k in range(len(step.stages)) for _, read in step.layers(k) if k not in step.frozen]
+            trained = [
+                any(read for k in step.running(number) for _, read in step.layers(k) if k not in step.frozen)
+                for number in range(min(step.microbatches, 2))
+            ]
             sound = (
                 all(stage.split() for stage in step.stages)
                 and bool(step.stages)
-                and words <= {*LAYERS, *ENDS, SHIFT, IGNORE, REVERSED}
+                and words <= {*LAYERS, *ENDS, SHIFT, IGNORE, REVERSED, FIRST, SECOND}
                 and step.loss in LOSSES
                 and step.schedule in SCHEDULES
                 and 1 <= step.microbatches <= step.rows <= MAX_ROWS
                 and step.rows % step.microbatches == 0
                 and {step.passes, step.steps} <= {1, 2}
                 and isinstance(step.frozen, tuple)
-                and any(trained)
+                and all(trained)
+                and not {FIRST, SECOND} & {*step.stages[-1].split()}
             )
         except (TypeError, AttributeError, ValueError):
             sound = False
@@ -145,6 +153,16 @@ class TrainingStep:
         if SCHEDULES[self.schedule] == "back" and stage // ranks % 2:
             return ranks - 1 - stage % ranks
         return stage % ranks
+
+    @property
+    def alternating(self) -> bool:
+        """Whether microbatches run different stages."""
+        return self.microbatches > 1 and self.running(0) != self.running(1)
+
+    def running(self, microbatch: int) -> list[int]:
+        """The stages that run in a microbatch."""
+        left_out = FIRST if microbatch % 2 else SECOND
+        return [stage for stage, words in enumerate(self.stages) if left_out not in words.split()]
 
     @property
     def shifted(self) -> bool:
@@ -218,13 +236,13 @@ class Model(nn.Module):
     def __init__(self, step: TrainingStep, values: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.stages = nn.ModuleList(Stage(step, number, values) for number in range(len(step.stages)))
-        self._passes = step.passes
+        self._step = step
 
-    def forward(self, x: Tensor, shift: Tensor | None = None) -> Any:
+    def forward(self, x: Tensor, shift: Tensor | None = None, microbatch: int = 0) -> Any:
         """Compute what the last stage gives."""
         given: tuple[Any, ...] = (x,)
-        for stage in [*self.stages] * self._passes:
-            given = as_tuple(stage(*given, shift=shift))
+        for stage in self._step.running(microbatch) * self._step.passes:
+            given = as_tuple(self.stages[stage](*given, shift=shift))
         return given
 
 
@@ -233,25 +251,26 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def run_microbatch(step: TrainingStep, values: Mapping[str, Tensor]) -> dict[str, Any]:
+def run_microbatch(step: TrainingStep, number: int, values: Mapping[str, Tensor]) -> dict[str, Any]:
     """Forward and backward of one microbatch, as autograd takes them.
 
     Args:
+        number: which of them it is.
         values: inputs by name, with the rows of the microbatch.
 
     Returns:
         its loss, its outputs, and gradients by parameter, of those that have some.
     """
     modules, weights = [], []
-    for number in range(len(step.stages)):
-        own = {name: values[name].detach() for name in step.parameters(number)}
-        weights.append({name: one.requires_grad_(number not in step.frozen) for name, one in own.items()})
-        modules.append(Stage(step, number, {name: torch.zeros(one.shape) for name, one in own.items()}))
+    for stage in range(len(step.stages)):
+        own = {name: values[name].detach() for name in step.parameters(stage)}
+        weights.append({name: one.requires_grad_(stage not in step.frozen) for name, one in own.items()})
+        modules.append(Stage(step, stage, {name: torch.zeros(one.shape) for name, one in own.items()}))
     trained = {name: one for own in weights for name, one in own.items() if one.requires_grad}
     given: tuple[Any, ...] = (values["x"],)
     named = {SHIFT: values[SHIFT]} if step.shifted else {}
-    for module, own in [*zip(modules, weights, strict=True)] * step.passes:
-        given = as_tuple(torch.func.functional_call(module, own, given, named))
+    for stage in step.running(number) * step.passes:
+        given = as_tuple(torch.func.functional_call(modules[stage], weights[stage], given, named))
     loss = step.loss_of(given, values["target"])
     grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
     found = {name: grad for name, grad in zip(trained, grads, strict=True) if grad is not None}
@@ -259,13 +278,13 @@ def run_microbatch(step: TrainingStep, values: Mapping[str, Tensor]) -> dict[str
 
 
 @lru_cache(maxsize=64)
-def _traced(step: TrainingStep) -> tuple[fx.Graph, Any]:
+def _traced(step: TrainingStep, number: int) -> tuple[fx.Graph, Any]:
     """The graph of one microbatch, which takes the inputs in order, and the containers of its results."""
     shapes = step.inputs()
     tree: list[Any] = []
 
     def run(*given: Tensor) -> Any:
-        flat, spec = pytree.tree_flatten(run_microbatch(step, dict(zip(shapes, given, strict=True))))
+        flat, spec = pytree.tree_flatten(run_microbatch(step, number, dict(zip(shapes, given, strict=True))))
         tree.append(spec)
         return flat
 
@@ -276,9 +295,9 @@ def _traced(step: TrainingStep) -> tuple[fx.Graph, Any]:
 _MARKS = frozenset({"aten::detach", "aten::alias"})
 
 
-def _written(b: GraphBuilder, step: TrainingStep, inputs: Sequence[fx.Node]) -> Any:
+def _written(b: GraphBuilder, step: TrainingStep, number: int, inputs: Sequence[fx.Node]) -> Any:
     """Write what one microbatch computes of its inputs."""
-    traced, tree = _traced(step)
+    traced, tree = _traced(step, number)
     made: dict[fx.Node, Any] = {}
     rest = iter(inputs)
     for node in traced.nodes:
@@ -314,9 +333,9 @@ def write_step(b: GraphBuilder, step: TrainingStep, inputs: Mapping[str, fx.Node
     one = replace(step, microbatches=1, rows=rows)
     grads: dict[str, fx.Node] = {}
     parts = []
-    for start in range(0, step.rows, rows):
+    for number, start in enumerate(range(0, step.rows, rows)):
         own = [b.call("aten::slice.Tensor", x, 0, start, start + rows) if n in BATCH else x for n, x in inputs.items()]
-        parts.append(_written(b, one, own))
+        parts.append(_written(b, one, number % 2, own))
         for name, grad in parts[-1]["grads"].items():
             grads[name] = b.call("aten::add.Tensor", grads[name], grad) if name in grads else grad
     if step.scale_grads:
@@ -341,6 +360,6 @@ def boundaries(step: TrainingStep, values: Mapping[str, Tensor]) -> Iterator[tup
 
 
 __all__ = [
-    "BATCH", "ENDS", "IGNORE", "LAYERS", "LOSSES", "REVERSED", "SCHEDULES", "SHARED", "SHIFT", "WIDTH", "Model", "Stage",
-    "TrainingStep", "as_tuple", "boundaries", "training_program", "write_step",
+    "BATCH", "ENDS", "FIRST", "IGNORE", "LAYERS", "LOSSES", "REVERSED", "SCHEDULES", "SECOND", "SHARED", "SHIFT", "WIDTH",
+    "Model", "Stage", "TrainingStep", "as_tuple", "boundaries", "training_program", "write_step",
 ]  # fmt: skip
