@@ -50,6 +50,9 @@ class DataParallelPass(TorchPass):
         inputs = {node.name: node.meta["val"].shape for node in gm.graph.nodes if node.op == "placeholder"}
         if inputs != step.inputs():
             raise Unsupported("the inputs have other shapes than those of the training step that the options describe")
+        varying = sorted({*step.inputs()} - {*BATCH} - gm.meta["replicated"])
+        if varying:
+            raise Unsupported(f"ranks have different values of parameter '{varying[0]}'")
         (returned,) = (node.args[0] for node in gm.graph.nodes if node.op == "output")
         values = {name: torch.zeros(shape) for name, shape in inputs.items()}
         recorder = _Collectives()

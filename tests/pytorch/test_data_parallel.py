@@ -18,7 +18,7 @@ from tcverify.application.apply import apply_pass
 from tcverify.application.loading import load_pass
 from tcverify.execution import ProcessGroupPool
 from tcverify.ops import qualified_name
-from tcverify.program import Mesh, Program
+from tcverify.program import VARYING, Mesh, Program
 from tcverify.pytorch.ddp import DistributedDataParallelPass
 from tcverify.pytorch.fully_shard import FullyShard
 from tcverify.pytorch.subjects import release
@@ -189,6 +189,16 @@ def test_a_static_graph_fails_where_the_first_backward_does_not_reduce() -> None
     """A finding; its folder has a script."""
     assert refuted(DistributedDataParallelPass, program(), {"static": True, "sync": "last"}) == {"pass-raised"}
     assert judged(DistributedDataParallelPass, program(), {"static": True}).status == "passed"
+
+
+@pytest.mark.parametrize("kind", [FullyShard, DistributedDataParallelPass])
+def test_parameters_that_ranks_have_of_their_own_are_declined(kind: type) -> None:
+    given = program(stages=("mm",))
+    own = [
+        replace(spec, placements=(("dp", VARYING),)) if spec.name.endswith("weight") else spec for spec in given.inputs
+    ]
+    verdict = judged(kind, replace(given, inputs=tuple(own)))
+    assert [(doubt.reason, "different values" in doubt.detail) for doubt in verdict.doubts] == [("declined", True)]
 
 
 @pytest.mark.parametrize("options", [{}, {"sync": "last"}, {"sync": "last", "units": "pairs"}])
