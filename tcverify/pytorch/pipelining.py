@@ -51,6 +51,9 @@ class PipelineSchedule(TorchPass):
         inputs = {node.name: node.meta["val"].shape for node in gm.graph.nodes if node.op == "placeholder"}
         if inputs != step.inputs():
             raise Unsupported("the inputs have other shapes than those of the training step that the options describe")
+        varying = sorted({*inputs} - gm.meta["replicated"])
+        if varying:
+            raise Unsupported(f"ranks have different values of input '{varying[0]}'")
         group, members = list(gm.meta["groups"].items())[-1]
         rank = _Rank(step, members.index(gm.meta["rank"]), len(members), group)
         for name, shape in inputs.items():

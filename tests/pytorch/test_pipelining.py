@@ -19,7 +19,7 @@ from torch.distributed.pipelining import schedules, stage
 from tcverify.errors import Unsupported
 from tcverify.execution import ProcessGroupPool
 from tcverify.ops import qualified_name
-from tcverify.program import Mesh, MeshDim, Program
+from tcverify.program import VARYING, Mesh, MeshDim, Program
 from tcverify.pytorch.pipelining import PipelineSchedule, order_accumulations
 from tcverify.pytorch.subjects import release
 from tcverify.strategies.training.model import SCHEDULES, TrainingStep, training_program
@@ -165,6 +165,13 @@ def test_a_graph_that_is_not_the_training_step_of_its_options_is_declined(option
     module = replace(given, options={**given.options, **options} if options else {}).graph_module(0)
     with pytest.raises(Unsupported):
         PipelineSchedule()(module)
+
+
+def test_inputs_that_ranks_have_of_their_own_are_declined() -> None:
+    given = program()
+    own = tuple(replace(spec, placements=(("pp", VARYING),)) for spec in given.inputs)
+    with pytest.raises(Unsupported, match="different values"):
+        PipelineSchedule()(replace(given, inputs=own).graph_module(0))
 
 
 def test_a_batch_that_runs_through_the_stages_twice_is_declined() -> None:
