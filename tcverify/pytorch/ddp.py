@@ -71,7 +71,7 @@ def _averaging(group: Any) -> Callable[[Any, Any], torch.futures.Future[torch.Te
         done.set_result(whole)
         return done
 
-    hook.__annotations__ = {}  # which are texts here, where types are checked
+    hook.__annotations__ = {}  # strings in this module; DistributedDataParallel compares them with classes
     return hook
 
 

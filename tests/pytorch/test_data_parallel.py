@@ -61,7 +61,7 @@ FSDP = {
     "reduced later": {"sync": "all_reduce", "prefetch": True, "dim": 1},
     "evaluated": {"order": "evaluated", "prefetch": True, "recompute": True},
 }
-#: Models that take every way: layers that are frozen, shared, unread by a loss, and more than one step.
+#: Beside the stages above: one is frozen, all run twice, and a second step follows an update.
 MODEL: dict[str, Any] = {"frozen": (1,), "passes": 2, "steps": 2}
 
 DDP = {
@@ -83,6 +83,12 @@ def test_fully_sharded_training_computes_the_same_gradients(mesh: Mesh, options:
 @pytest.mark.parametrize("options", DDP.values(), ids=DDP)
 def test_training_with_buckets_of_gradients_computes_the_same(options: dict[str, Any]) -> None:
     verdict = judged(DistributedDataParallelPass, program(grid(3, 1), **MODEL), options)
+    assert verdict.status == "passed", verdict.doubts or verdict.findings
+
+
+@pytest.mark.parametrize("options", [{}, {"sync": "last"}, {"sync": "last", "units": "pairs"}])
+def test_stages_that_some_microbatches_leave_out_are_sharded(options: dict[str, Any]) -> None:
+    verdict = judged(FullyShard, program(grid(4, 2), stages=("first mm", "second scale", "mm")), options)
     assert verdict.status == "passed", verdict.doubts or verdict.findings
 
 
@@ -182,15 +188,6 @@ def test_what_the_wrappers_do_not_take_is_declined() -> None:
     assert judged(DistributedDataParallelPass, unread, {"static": True}).status == "passed"
 
 
-# ----------------------------------------------------------------------------------------------- what torch itself does
-
-
-def test_a_static_graph_fails_where_the_first_backward_does_not_reduce() -> None:
-    """A finding; its folder has a script."""
-    assert refuted(DistributedDataParallelPass, program(), {"static": True, "sync": "last"}) == {"pass-raised"}
-    assert judged(DistributedDataParallelPass, program(), {"static": True}).status == "passed"
-
-
 @pytest.mark.parametrize("kind", [FullyShard, DistributedDataParallelPass])
 def test_parameters_that_ranks_have_of_their_own_are_declined(kind: type) -> None:
     given = program(stages=("mm",))
@@ -201,17 +198,20 @@ def test_parameters_that_ranks_have_of_their_own_are_declined(kind: type) -> Non
     assert [(doubt.reason, "different values" in doubt.detail) for doubt in verdict.doubts] == [("declined", True)]
 
 
-@pytest.mark.parametrize("options", [{}, {"sync": "last"}, {"sync": "last", "units": "pairs"}])
-def test_stages_that_some_microbatches_leave_out_are_sharded(options: dict[str, Any]) -> None:
-    verdict = judged(FullyShard, program(grid(4, 2), stages=("first mm", "second scale", "mm")), options)
-    assert verdict.status == "passed", verdict.doubts or verdict.findings
-
-
 def test_stages_that_some_microbatches_leave_out_need_to_be_looked_for() -> None:
     given = program(stages=("first mm", "second scale", "mm"))
     for options in ({}, {"static": True}, {"static": True, "unused": True}):
         assert judged(DistributedDataParallelPass, given, options).status == "inconclusive"
     assert judged(DistributedDataParallelPass, given, {"unused": True, "sync": "last"}).status == "passed"
+
+
+# ----------------------------------------------------------------------------------------------- what torch itself does
+
+
+def test_a_static_graph_fails_where_the_first_backward_does_not_reduce() -> None:
+    """A finding; its folder has a script."""
+    assert refuted(DistributedDataParallelPass, program(), {"static": True, "sync": "last"}) == {"pass-raised"}
+    assert judged(DistributedDataParallelPass, program(), {"static": True}).status == "passed"
 
 
 @pytest.mark.skipif(release(torch.__version__) >= (2, 15), reason="this torch does not lose them")
