@@ -19,11 +19,10 @@ from torch.utils.checkpoint import checkpoint
 
 from tcverify.capturing.c10d_calls import to_functional_collectives
 from tcverify.errors import ProgramError, Unsupported
-from tcverify.program import Mesh
 from tcverify.program.builder import has_effect
-from tcverify.program.graph import same_structure
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.recording import OpRecorder
+from tcverify.pytorch.training_steps import read_step, with_inputs_of
 from tcverify.strategies.training.data_parallel import RATE, data_parallel_program
 from tcverify.strategies.training.model import BATCH, SHIFT, Model, TrainingStep
 
@@ -43,18 +42,9 @@ class DataParallelPass(TorchPass):
     """
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
-        step = TrainingStep.of(gm.meta.get("options", {}))
-        alike = Mesh.grid({name: len(members) for name, members in gm.meta["groups"].items()})
-        if not same_structure(data_parallel_program(alike, step).graphs[0], gm.graph):
-            raise Unsupported("the graph is not the training step that its options describe")
-        inputs = {node.name: node.meta["val"].shape for node in gm.graph.nodes if node.op == "placeholder"}
-        if inputs != step.inputs():
-            raise Unsupported("the inputs have other shapes than those of the training step that the options describe")
-        varying = sorted({*step.inputs()} - {*BATCH} - gm.meta["replicated"])
-        if varying:
-            raise Unsupported(f"ranks have different values of parameter '{varying[0]}'")
+        step = read_step(gm, data_parallel_program, own=BATCH)
         (returned,) = (node.args[0] for node in gm.graph.nodes if node.op == "output")
-        values = {name: torch.zeros(shape) for name, shape in inputs.items()}
+        values = {name: torch.zeros(shape) for name, shape in step.inputs().items()}
         recorder = _Collectives()
         for name, value in values.items():
             recorder.input(name, value)
@@ -75,10 +65,7 @@ class DataParallelPass(TorchPass):
             grads = {name.rpartition(".")[2]: one.grad for name, one in wrapped.named_parameters()}
             found = {name: _whole(grads[name], like.meta["val"]) for name, like in returned["grads"].items()}
         made = recorder.finish({"losses": losses, "outputs": tuple(outputs), "grads": found})
-        metadata = {node.target: node.meta for node in gm.graph.nodes if node.op == "placeholder"}
-        for node in made.graph.nodes:
-            if node.op == "placeholder":
-                node.meta.update(metadata[node.target])
+        with_inputs_of(gm, made.graph)
         return made
 
     def wrapped(self, model: Model, step: TrainingStep, gm: fx.GraphModule, options: Mapping[str, Any]) -> nn.Module:

@@ -21,11 +21,10 @@ from torch import fx
 
 from tcverify.errors import Unsupported
 from tcverify.ops import resolve
-from tcverify.program import Mesh
-from tcverify.program.graph import same_structure
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compat import filter_known_options
 from tcverify.pytorch.recording import OpRecorder
+from tcverify.pytorch.training_steps import read_step, with_inputs_of
 from tcverify.strategies.training.model import SHIFT, Stage, TrainingStep, as_tuple, boundaries, training_program
 
 Tensor = torch.Tensor
@@ -41,29 +40,17 @@ class PipelineSchedule(TorchPass):
     name = "torch:pipelining"
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
-        step = TrainingStep.of(gm.meta.get("options", {}))
+        step = read_step(gm, training_program)
         if step.passes != 1 or step.steps != 1 or step.alternating:
             raise Unsupported("a batch runs through all stages of a pipeline once, in a single step")
-        if not gm.meta["groups"]:
-            raise Unsupported("the mesh has no dims, and a pipeline runs over the last one")
-        if not same_structure(training_program(Mesh.grid({"pp": 1}), step).graphs[0], gm.graph):
-            raise Unsupported("the graph is not the training step that its options describe")
-        inputs = {node.name: node.meta["val"].shape for node in gm.graph.nodes if node.op == "placeholder"}
-        if inputs != step.inputs():
-            raise Unsupported("the inputs have other shapes than those of the training step that the options describe")
-        varying = sorted({*inputs} - gm.meta["replicated"])
-        if varying:
-            raise Unsupported(f"ranks have different values of input '{varying[0]}'")
         group, members = list(gm.meta["groups"].items())[-1]
         rank = _Rank(step, members.index(gm.meta["rank"]), len(members), group)
-        for name, shape in inputs.items():
+        for name, shape in step.inputs().items():
             rank.give(name, shape)
         rank.run(options)
         (returned,) = (node.args[0] for node in gm.graph.nodes if node.op == "output")
         graph = rank.returning(returned)
-        metadata = {node.target: node.meta for node in gm.graph.nodes if node.op == "placeholder"}
-        for node in graph.nodes:
-            node.meta.update(metadata.get(node.target, {}))
+        with_inputs_of(gm, graph)
         return fx.GraphModule(gm, graph)
 
 

@@ -179,6 +179,7 @@ def test_what_the_wrappers_do_not_take_is_declined() -> None:
         (DistributedDataParallelPass, unread, "gets no gradient"),
         (DistributedDataParallelPass, program(grid(4, 2)), "takes one"),
         (FullyShard, program(Mesh.grid({"a": 1, "b": 1, "c": 2})), "one or two"),
+        (FullyShard, program(Mesh(1, ())), "no dims"),
         (FullyShard, replace(program(), options=TrainingStep(stages=("mm",)).options()), "is not the training step"),
     ]:
         verdict = judged(kind, given)

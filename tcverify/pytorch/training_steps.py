@@ -1,0 +1,51 @@
+"""What subjects that run training steps have in common: reading the step that a graph is, and handing on its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from torch import fx
+
+from tcverify.errors import Unsupported
+from tcverify.program import Mesh, Program
+from tcverify.program.graph import same_structure
+from tcverify.strategies.training.model import TrainingStep
+
+
+def read_step(
+    gm: fx.GraphModule, write: Callable[[Mesh, TrainingStep], Program], own: Collection[str] = ()
+) -> TrainingStep:
+    """Read the training step that the options of a program describe.
+
+    Args:
+        write: makes the program of a step on a mesh.
+        own: inputs of which each rank may have values of its own.
+
+    Raises:
+        Unsupported: the graph, its inputs or its mesh are not those of such a step.
+    """
+    step = TrainingStep.of(gm.meta.get("options", {}))
+    groups = gm.meta["groups"]
+    if not groups:
+        raise Unsupported("the mesh has no dims")
+    mesh = Mesh.grid({name: len(members) for name, members in groups.items()})
+    if not same_structure(write(mesh, step).graphs[0], gm.graph):
+        raise Unsupported("the graph is not the training step that its options describe")
+    inputs = {node.name: node.meta["val"].shape for node in gm.graph.nodes if node.op == "placeholder"}
+    if inputs != step.inputs():
+        raise Unsupported("the inputs have other shapes than those of the training step that the options describe")
+    varying = sorted({*inputs} - {*own} - gm.meta["replicated"])
+    if varying:
+        raise Unsupported(f"ranks have different values of input '{varying[0]}'")
+    return step
+
+
+def with_inputs_of(gm: fx.GraphModule, made: fx.Graph) -> None:
+    """Give the inputs of a graph the metadata that they have in the module from which it was made."""
+    metadata = {node.target: node.meta for node in gm.graph.nodes if node.op == "placeholder"}
+    for node in made.nodes:
+        if node.op == "placeholder":
+            node.meta.update(metadata[node.target])
+
+
+__all__ = ["read_step", "with_inputs_of"]
