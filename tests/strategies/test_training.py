@@ -41,6 +41,7 @@ def test_programs_run_and_are_what_their_bytes_say() -> None:
 
 def test_any_bytes_decode_and_zeros_give_the_smallest() -> None:
     smallest = decode_data_parallel(grid(2, 1), b"")
+    assert "schedule" not in smallest.options
     assert TrainingStep.of(smallest.options) == TrainingStep(stages=("mm", "mm"), scale_grads=False)
     assert smallest.size <= min(program.size for program in sample(4, seed=2))
     for filled in (b"\xff" * WIDTH, b"\x11" * 9):

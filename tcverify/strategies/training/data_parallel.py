@@ -26,7 +26,8 @@ WIDTH = HEADER + STAGES * STAGE_WIDTH
 def decode_data_parallel(mesh: Mesh, choices: bytes) -> Program:
     """Decode any bytes into a training step on every rank of a mesh."""
     step = decode_step(choices)
-    return replace(data_parallel_program(mesh, step, seed=choices[0] if choices else 0), options=step.options())
+    told = {name: value for name, value in step.options().items() if name != "schedule"}  # which is of pipelines
+    return replace(data_parallel_program(mesh, step, seed=choices[0] if choices else 0), options=told)
 
 
 def decode_step(choices: bytes) -> TrainingStep:
