@@ -50,7 +50,7 @@ from tcverify.program import Program
 from tcverify.pytorch import PREFIX, SUBJECTS, TorchSubject, subject
 from tcverify.pytorch.end_to_end import try_end_to_end
 from tcverify.pytorch.findings import read_findings
-from tcverify.registry.strategies import world_sizes_of
+from tcverify.registry.strategies import ALONE, world_sizes_of
 from tcverify.report.markdown import table_cell
 from tcverify.strategies import STRATEGIES, programs_of
 from tcverify.strategies.options import with_options
@@ -70,9 +70,6 @@ WATCHED = 25
 
 #: Strategies that every subject gets occasionally besides its own: they may show unforeseen defects.
 OTHERS = ("traced", "functional", "compiled", "fsdp", "data-parallel", "sequence-functional", "async-tp")
-
-#: Strategies of subjects that no other programs suit: they would decline nearly all.
-ALONE = frozenset({"dtensor", "pipelining", "training"})
 
 
 @click.group()

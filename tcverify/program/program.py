@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -184,8 +184,7 @@ class Program:
         `meta["streams"]` holds the stream settings, `meta["options"]` the options, `meta["rank"]` the rank, `meta["world_size"]`
         the number of ranks, `meta["groups"]` its groups: mesh dim → ranks in
         group order, and `meta["alike"]` lists those over which all members run the same graph up to numbers (see `_alike`).
-        `meta["replicated"]` lists the inputs that all ranks have alike, and
-        `meta["same_numbers"]` the calls in which the numbers, too, are the same on all ranks that run the same graph.
+        `meta["same_numbers"]` lists the calls in which the numbers, too, are the same on all ranks that run the same graph.
         """
         return self._given(rank, self.graph(rank))
 
@@ -219,21 +218,12 @@ class Program:
         module.meta["world_size"] = self.world_size
         module.meta["groups"] = self.mesh.groups(rank)
         module.meta["alike"] = self._alike[self._kinds[rank]]
-        module.meta["replicated"] = self._replicated
         module.meta["same_numbers"] = self._same_numbers[self._kinds[rank]]
         if self.options:
             module.meta["options"] = dict(self.options)
         if self.streams is not None:
             module.meta["streams"] = self.streams
         return module
-
-    @cached_property
-    def _replicated(self) -> frozenset[str]:
-        """The inputs that are replicated over every mesh dim."""
-        placed = {spec.name: map(partial(self.placements, spec.name), range(self.world_size)) for spec in self.inputs}
-        return frozenset(
-            name for name, ranks in placed.items() if all({*one.values()} <= {REPLICATED} for one in ranks)
-        )
 
     @cached_property
     def _kinds(self) -> list[int]:

@@ -75,15 +75,16 @@ def forget_shardings() -> None:
 
 @contextlib.contextmanager
 def shardings_untraced() -> Iterator[None]:
-    """Keep tracing away from how DTensor finds placements: rules by decomposition run many ops, which are not of the program."""
+    """Keep tracing and recording away from how DTensor finds placements: rules by decomposition run many ops, which are none of
+    the program."""
     from torch.distributed.tensor import DTensor
-    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+    from torch.utils._python_dispatch import _disable_current_modes
 
     propagator = DTensor._op_dispatcher.sharding_propagator
     find = propagator.propagate_op_sharding_non_cached
 
     def propagate(schema: Any) -> Any:
-        with disable_proxy_modes_tracing():
+        with _disable_current_modes():
             return find(schema)
 
     with mock.patch.object(propagator, "propagate_op_sharding_non_cached", propagate):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import fx, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
@@ -62,8 +62,11 @@ class DataParallelPass(TorchPass):
                 lost, given = self._train(wrapped, step, values, options)
                 losses += lost
                 outputs += given
-            grads = {name.rpartition(".")[2]: one.grad for name, one in wrapped.named_parameters()}
-            found = {name: _whole(grads[name], like.meta["val"]) for name, like in returned["grads"].items()}
+            grads = {
+                name.rpartition(".")[2]: torch.zeros(one.shape) if one.grad is None else one.grad
+                for name, one in wrapped.named_parameters()
+            }
+            found = {name: _whole(grads[name]) for name in returned["grads"]}
         made = recorder.finish({"losses": losses, "outputs": tuple(outputs), "grads": found})
         with_inputs_of(gm, made.graph)
         return made
@@ -95,33 +98,35 @@ class DataParallelPass(TorchPass):
                     model(*given)
             with self.backward(model, options, number == step.microbatches - 1 or order == "together"):
                 output = model(*given)
-                losses.append(step.loss_of(output, batch["target"]))
+                losses.append(step.loss_of(output, _like(output[0], batch["target"])))
                 if order != "together":
                     losses[-1].backward()
-            outputs.append([one.detach() for one in output])
+            outputs.append([_whole(one.detach()) for one in output])
         if order == "together":
             functools.reduce(torch.add, losses).backward()
-        return [loss.detach() for loss in losses], [torch.cat(list(each)) for each in zip(*outputs, strict=True)]
+        return [_whole(loss.detach()) for loss in losses], [
+            torch.cat(list(each)) for each in zip(*outputs, strict=True)
+        ]
 
 
 def _update(model: nn.Module) -> None:
     """What an optimizer does between two steps."""
     for one in model.parameters():
         if one.grad is not None:
-            _local(one.detach()).sub_(_local(one.grad), alpha=RATE)
+            one.detach().sub_(one.grad, alpha=RATE)
     model.zero_grad()
 
 
-def _local(value: Tensor) -> Tensor:
-    """What a rank has of a tensor, without DTensor's dispatch, which a recorder would see."""
-    return value._local_tensor if isinstance(value, DTensor) else value
+def _whole(value: Tensor) -> Tensor:
+    """A tensor as all ranks have it."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def _whole(grad: Tensor | None, like: Tensor) -> Tensor:
-    """The gradient of a whole parameter; zero where there is none."""
-    if grad is None:
-        return torch.zeros(like.shape, dtype=like.dtype)
-    return grad.full_tensor() if isinstance(grad, DTensor) else grad
+def _like(output: Tensor, target: Tensor) -> Tensor:
+    """The target of an output, as a DTensor if it is one."""
+    if not isinstance(output, DTensor):
+        return target
+    return DTensor.from_local(target, output.device_mesh, [Replicate()] * output.device_mesh.ndim, run_check=False)
 
 
 class _Collectives(OpRecorder):

@@ -7,10 +7,11 @@ program reduces at once, over dims of its mesh, is a partial tensor of DTensor, 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -202,15 +203,9 @@ def trace_ops(run: Callable[..., Any], placeholders: Sequence[fx.Node], by: str 
             torch.empty_strided(val.shape, val.stride(), dtype=val.dtype)
             for val in (node.meta["val"] for node in placeholders)
         ]
-    try:
-        with torch.no_grad(), shardings_untraced(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            traced = make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
-    except _CLEAR as error:
-        text = str(error).strip()
-        if isinstance(error, NotImplementedError) or _DECLINED.search(text):
-            raise Unsupported(f"{by}: {type(error).__name__}: {' '.join(text.split())[:200]}") from error
-        raise
+    with declining(by), torch.no_grad(), shardings_untraced(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
     live = _live(traced.graph)
     for node in reversed(traced.graph.nodes):
         if node not in live:
@@ -218,6 +213,25 @@ def trace_ops(run: Callable[..., Any], placeholders: Sequence[fx.Node], by: str 
         elif node.op == "get_attr":
             raise Unsupported(f"{by} makes a constant of rank-dependent values ('{node.target}')")
     return traced
+
+
+@contextlib.contextmanager
+def declining(by: str) -> Iterator[None]:
+    """Decline what torch says that it does not support.
+
+    Args:
+        by: what of torch is called, for messages.
+
+    Raises:
+        Unsupported: it has said so.
+    """
+    try:
+        yield
+    except _CLEAR as error:
+        text = str(error).strip()
+        if isinstance(error, NotImplementedError) or _DECLINED.search(text):
+            raise Unsupported(f"{by}: {type(error).__name__}: {' '.join(text.split())[:200]}") from error
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,4 +394,4 @@ def _live(graph: fx.Graph) -> set[fx.Node]:
     return live
 
 
-__all__ = ["DTensorProgram", "device_mesh", "distribute", "read_placements", "trace_ops"]
+__all__ = ["DTensorProgram", "declining", "device_mesh", "distribute", "read_placements", "trace_ops"]

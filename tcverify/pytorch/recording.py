@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from tcverify.ops import lookup, qualified_name, resolve, with_group
 from tcverify.pytorch.groups import known_groups
@@ -104,6 +104,8 @@ class OpRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented  # what they do with the tensors that they wrap comes here again
         name = qualified_name(func)
         view = _is_view(func, name)
         if name.startswith("profiler::") or (view and not self.records_views):

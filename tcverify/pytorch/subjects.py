@@ -137,6 +137,11 @@ _OVERLAP_LISTS = (
 
 _TRAINING_DRAWS: Mapping[str, tuple[Any, ...]] = {"order": ("alternate", "together", "evaluated"), "recompute": _FLAG}
 
+_FULLY_SHARD_DRAWS: Mapping[str, tuple[Any, ...]] = {
+    "units": ("each", "pairs", "all"), "reshard": (True, False), "sync": ("each", "last", "all_reduce"),
+    "keep": _FLAG, "prefetch": _FLAG, "dim": (0, 1), **_TRAINING_DRAWS,
+}  # fmt: skip
+
 _OVERLAP_DRAWS: Mapping[str, Sequence[Any]] = {
     "collective_bucketing": (False, True),
     "insert_overlap_deps": (False, True),
@@ -313,9 +318,15 @@ _ALL = (
     TorchSubject(
         "fully_shard", "tcverify.pytorch.fully_shard:FullyShard", "shards the parameters of a model, and trains it (FSDP2)",
         "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup", since="2.10", strategy="training",
+        draws=_FULLY_SHARD_DRAWS,
+    ),
+    TorchSubject(
+        "tensor_parallel", "tcverify.pytorch.tensor_parallel:TensorParallel",
+        "shards the parameters of a model as DTensors, alone or under FSDP2",
+        "torch.distributed.tensor._api:distribute_module", since="2.10", strategy="tensor-parallel",
         draws={
-            "units": ("each", "pairs", "all"), "reshard": (True, False), "sync": ("each", "last", "all_reduce"),
-            "keep": _FLAG, "prefetch": _FLAG, "dim": (0, 1), **_TRAINING_DRAWS,
+            "weights": ("S0", "S1", "mixed", "R"), "activations": ("R", "S0", "S1"), "parts": ("stage", "model", "loss"),
+            "whole": ("no", "shard", "replicate"), **_FULLY_SHARD_DRAWS,
         },
     ),
     TorchSubject(

@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection
 from torch import fx
 
 from tcverify.errors import Unsupported
-from tcverify.program import Mesh, Program
+from tcverify.program import REPLICATED, Mesh, Program
 from tcverify.program.graph import same_structure
+from tcverify.strategies.training.data_parallel import TENSOR_PARALLEL
 from tcverify.strategies.training.model import TrainingStep
 
 
@@ -19,7 +20,7 @@ def read_step(
 
     Args:
         write: makes the program of a step on a mesh.
-        own: inputs of which each rank may have values of its own.
+        own: inputs of which each rank may have values of its own, except over the dim of tensor parallel.
 
     Raises:
         Unsupported: the graph, its inputs or its mesh are not those of such a step.
@@ -34,9 +35,12 @@ def read_step(
     inputs = {node.name: node.meta["val"].shape for node in gm.graph.nodes if node.op == "placeholder"}
     if inputs != step.inputs():
         raise Unsupported("the inputs have other shapes than those of the training step that the options describe")
-    varying = sorted({*inputs} - {*own} - gm.meta["replicated"])
-    if varying:
-        raise Unsupported(f"ranks have different values of input '{varying[0]}'")
+    over = {members for name, members in groups.items() if name != TENSOR_PARALLEL}
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            for group, placement in node.meta["placement"].items():
+                if placement != REPLICATED and (node.name not in own or group not in over):
+                    raise Unsupported(f"ranks {list(group)} have different values of input '{node.name}'")
     return step
 
 

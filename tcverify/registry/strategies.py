@@ -33,6 +33,7 @@ STRATEGIES: Registry[Callable[..., Any]] = Registry(
         "dtensor": "tcverify.strategies:dtensor_programs",
         "pipelining": "tcverify.strategies:pipelining_programs",
         "training": "tcverify.strategies:training_programs",
+        "tensor-parallel": "tcverify.strategies:tensor_parallel_programs",
     }
 )
 
@@ -40,7 +41,7 @@ STRATEGIES: Registry[Callable[..., Any]] = Registry(
 DEFAULT_STRATEGY = "mixed"
 
 #: Built-in strategies that do not build their programs from bytes, so no byte can choose between them and others.
-ALONE = ("dtensor", "pipelining", "training")
+ALONE = ("dtensor", "pipelining", "training", "tensor-parallel")
 
 #: The numbers of ranks that most strategies draw meshes of, and those of others: whose programs are of whole tensors, which cost
 #: little on more ranks and take other ways on uneven grids.

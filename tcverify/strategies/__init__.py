@@ -22,6 +22,8 @@
 | resharding | tensors that are moved between meshes, resharded, reduced, and computed with in between |
 | dtensor | ops of all kinds on whole tensors, with placements for DTensor to shard them by |
 | pipelining | training steps of models in stages, with a schedule of pipeline parallelism for each |
+| training | training steps of such models, on rows that each rank has of its own |
+| tensor-parallel | the same, with ranks of tensor parallel that have the same rows |
 | mixed | most of these, with costs and stream settings; a third are structured, close to a fifth asynchronous |
 
 Every drawn program is well-typed: it runs in lockstep on every rank, and its outputs are finite. Its metadata is correct, unless
@@ -64,7 +66,7 @@ from tcverify.strategies.resharding.programs import RESHARDING_WORLD_SIZES, deco
 from tcverify.strategies.resharding.programs import WIDTH as RESHARDING_WIDTH
 from tcverify.strategies.sequence_parallel.programs import WIDTH as SEQUENCE_WIDTH
 from tcverify.strategies.sequence_parallel.programs import decode_sequence_functional
-from tcverify.strategies.training.data_parallel import training_programs
+from tcverify.strategies.training.data_parallel import tensor_parallel_programs, training_programs
 from tcverify.strategies.training.pipelines import pipelining_programs
 from tcverify.strategies.transformer import aimed, experts, near_miss, overlap
 from tcverify.strategies.transformer.programs import finish_program, write_program
@@ -329,6 +331,7 @@ __all__ = [
     "register_strategy",
     "resharding_programs",
     "sequence_functional_programs",
+    "tensor_parallel_programs",
     "traced_programs",
     "training_programs",
     "transformer_programs",

@@ -16,6 +16,7 @@ from tcverify.execution import Lockstep
 from tcverify.ops import TensorSpec
 from tcverify.passes import Identity, SequenceParallel
 from tcverify.program import Program, dumps, loads
+from tcverify.registry.strategies import ALONE
 from tcverify.strategies import DECODERS, STRATEGIES, WORLD_SIZES, all_meshes
 from tcverify.verification.verifier import verify
 from tests.sizes import by_night
@@ -81,8 +82,7 @@ def test_the_identity_is_never_refuted_nor_in_doubt(name: str) -> None:
 
 
 def test_every_strategy_has_a_decoder_and_mixed_draws_them_all() -> None:
-    with_options = {"dtensor", "pipelining", "training"}  # and meshes of their own
-    assert set(STRATEGIES) == {*DECODERS, *with_options}
+    assert set(STRATEGIES) == {*DECODERS, *ALONE}
     programs = list(sample("mixed", 80, seed=5))
     others = ("near-miss", "aimed", "experts", "wild", "overlap")
     kinds = Counter(next((k for k in others if k in p.labels), "structured") for p in programs)

@@ -14,6 +14,7 @@ from tcverify.errors import ProgramError, UsageError
 from tcverify.execution import Lockstep
 from tcverify.ops import qualified_name
 from tcverify.program import Mesh, MeshDim, Program, dumps
+from tcverify.registry.strategies import ALONE
 from tcverify.strategies import STRATEGIES, WORLD_SIZES, all_meshes, decode, transformer_programs
 from tcverify.strategies.choices import (
     BLOCK,
@@ -315,9 +316,7 @@ def test_strategies_by_name() -> None:
         *asynchronous,
         *behind_autograd,
         "resharding",
-        "dtensor",
-        "pipelining",
-        "training",
+        *ALONE,
     }
     assert STRATEGIES["structured"] is transformer_programs
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,9 @@ from tcverify.strategies.training.pipelines import HEADER, STAGE_WIDTH, STAGES, 
 
 #: Of the update behind a step: how much of the gradients is subtracted from parameters.
 RATE = 0.5
+
+#: Name of the mesh dim over which ranks have the same rows.
+TENSOR_PARALLEL = "tp"
 
 #: World sizes that are drawn.
 TRAINING_WORLD_SIZES = (2, 3, 4)
@@ -60,9 +64,9 @@ def _sometimes(record: Sequence[int], words: str) -> str:
 
 
 def data_parallel_program(mesh: Mesh, step: TrainingStep, seed: int = 0) -> Program:
-    """The training step of each rank on rows of its own, and the mean of the gradients over all ranks.
+    """The training step on the rows of each rank of data parallelism, and the mean of the gradients over these ranks.
 
-    It returns the losses and outputs of all steps, and the gradients of the last.
+    Ranks of tensor parallel have the same rows. It returns the losses and outputs of all steps, and the gradients of the last.
 
     Args:
         step: what a rank does; its rows are those of one rank.
@@ -82,11 +86,11 @@ def data_parallel_program(mesh: Mesh, step: TrainingStep, seed: int = 0) -> Prog
                 }
         return {"losses": losses, "outputs": tuple(outputs), "grads": grads}
 
-    rows = tuple((dim.name, Placement("shard", 0)) for dim in mesh.dims)
+    data = [dim for dim in mesh.dims if dim.name != TENSOR_PARALLEL]
+    rows = tuple((dim.name, Placement("shard", 0)) for dim in data)
+    ranks = math.prod(len(dim.group(0)) for dim in data)
     inputs = [
-        InputSpec(name, (mesh.world_size * shape[0], *shape[1:]), placements=rows)
-        if name in BATCH
-        else InputSpec(name, shape)
+        InputSpec(name, (ranks * shape[0], *shape[1:]), placements=rows) if name in BATCH else InputSpec(name, shape)
         for name, shape in step.inputs().items()
     ]
     return spmd_program(mesh, inputs, build, seed=seed, labels=("training",))
@@ -94,7 +98,9 @@ def data_parallel_program(mesh: Mesh, step: TrainingStep, seed: int = 0) -> Prog
 
 def _averaged(b: GraphBuilder, grad: fx.Node) -> fx.Node:
     for dim in b.mesh.dims:
-        grad = b.call("_c10d_functional::wait_tensor", b.call("_c10d_functional::all_reduce", grad, "avg", dim.name))
+        if dim.name != TENSOR_PARALLEL:
+            reduced = b.call("_c10d_functional::all_reduce", grad, "avg", dim.name)
+            grad = b.call("_c10d_functional::wait_tensor", reduced)
     return grad
 
 
@@ -105,6 +111,14 @@ def grid(world_size: int, dims: int) -> Mesh:
     return Mesh.grid({"dp": world_size})
 
 
+def tensor_parallel_grid(world_size: int, dims: int) -> Mesh:
+    """A mesh for tensor parallelism, under data parallelism where more dims are wanted and there are enough ranks."""
+    if dims > 1 and world_size > 2 and world_size % 2 == 0:
+        others = {"dp": world_size // 2} if world_size < 8 else {"replicate": world_size // 4, "shard": 2}
+        return Mesh.grid({**others, TENSOR_PARALLEL: 2})
+    return Mesh.grid({TENSOR_PARALLEL: world_size})
+
+
 def training_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
     """Draw training steps for data parallelism.
 
@@ -112,8 +126,21 @@ def training_programs(mesh: Mesh | None = None, world_size: int | None = None) -
         mesh: what they run on; None draws one or two dims.
         world_size: of the drawn mesh; None draws 2, 3 or 4.
     """
+    return _drawn(grid, mesh, world_size)
+
+
+def tensor_parallel_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
+    """Draw training steps for tensor parallelism, alone or under data parallelism. See `training_programs`.
+
+    Args:
+        mesh: what they run on; None draws a dim of tensor parallel, or dims of data parallel in front of it.
+    """
+    return _drawn(tensor_parallel_grid, mesh, world_size)
+
+
+def _drawn(make: Callable[[int, int], Mesh], mesh: Mesh | None, world_size: int | None) -> st.SearchStrategy[Program]:
     sizes = TRAINING_WORLD_SIZES if world_size is None else (world_size,)
-    listed = [grid(size, dims) for size in sizes for dims in (1, 2)] if mesh is None else [mesh]
+    listed = [make(size, dims) for size in sizes for dims in (1, 2)] if mesh is None else [mesh]
 
     def decoded(choices: bytes) -> Program:
         return decode_data_parallel(listed[choices[0] % len(listed)], choices[1:])
@@ -122,11 +149,14 @@ def training_programs(mesh: Mesh | None = None, world_size: int | None = None) -
 
 
 __all__ = [
+    "TENSOR_PARALLEL",
     "TRAINING_WORLD_SIZES",
     "WIDTH",
     "data_parallel_program",
     "decode_data_parallel",
     "decode_step",
     "grid",
+    "tensor_parallel_grid",
+    "tensor_parallel_programs",
     "training_programs",
 ]
