@@ -17,6 +17,7 @@ from torch import fx
 
 from tcverify.errors import ProgramError
 from tcverify.ops import define_ops, qualified_name
+from tcverify.ops.reductions import REDUCTIONS
 
 #: Why some of them are not rewritten.
 REASONS = {
@@ -115,8 +116,13 @@ class _Rewriter:
                 f"node '{node.name}' reduces, and torch {torch.__version__} does not tell how",
                 "use torch 2.10 or later",
             )
-        kind = dist.ReduceOp.RedOpType(reduce_op.op())
-        return str(kind.name).lower()
+        kind = str(dist.ReduceOp.RedOpType(reduce_op.op()).name).lower()
+        if kind not in REDUCTIONS:
+            raise ProgramError(
+                f"node '{node.name}' reduces by {kind.upper()}, which has no meaning here",
+                f"use one of {', '.join(REDUCTIONS)}",
+            )
+        return kind
 
     # ------------------------------------------------------------------------------------------------- pieces
 

@@ -48,6 +48,7 @@ class DataParallelPass(TorchPass):
         recorder = _Collectives()
         for name, value in values.items():
             recorder.input(name, value)
+        scale = self.scale(gm.meta["groups"], options)
         losses: list[Tensor] = []
         outputs: list[Tensor] = []
         with recorder:
@@ -58,7 +59,7 @@ class DataParallelPass(TorchPass):
             wrapped = self.wrapped(model, step, gm, options)
             for number in range(step.steps):
                 if number:
-                    _update(wrapped)
+                    _update(wrapped, RATE * scale)
                 lost, given = self._train(wrapped, step, values, options)
                 losses += lost
                 outputs += given
@@ -67,6 +68,8 @@ class DataParallelPass(TorchPass):
                 for name, one in wrapped.named_parameters()
             }
             found = {name: _whole(grads[name]) for name in returned["grads"]}
+            if scale != 1:
+                found = {name: grad * scale for name, grad in found.items()}
         made = recorder.finish({"losses": losses, "outputs": tuple(outputs), "grads": found})
         with_inputs_of(gm, made.graph)
         return made
@@ -74,6 +77,10 @@ class DataParallelPass(TorchPass):
     def wrapped(self, model: Model, step: TrainingStep, gm: fx.GraphModule, options: Mapping[str, Any]) -> nn.Module:
         """The model as the wrapper trains it."""
         raise NotImplementedError
+
+    def scale(self, groups: Mapping[str, tuple[int, ...]], options: Mapping[str, Any]) -> float:
+        """By how much the gradients of the wrapper are to be multiplied to be the mean over the ranks."""
+        return 1
 
     def backward(self, model: Any, options: Mapping[str, Any], last: bool) -> AbstractContextManager[None]:
         """What surrounds a forward and its backward.
@@ -109,11 +116,11 @@ class DataParallelPass(TorchPass):
         ]
 
 
-def _update(model: nn.Module) -> None:
+def _update(model: nn.Module, rate: float) -> None:
     """What an optimizer does between two steps."""
     for one in model.parameters():
         if one.grad is not None:
-            one.detach().sub_(one.grad, alpha=RATE)
+            one.detach().sub_(one.grad, alpha=rate)
     model.zero_grad()
 
 

@@ -35,9 +35,11 @@ class DistributedDataParallelPass(DataParallelPass):
     def wrapped(self, model: Model, step: TrainingStep, gm: fx.GraphModule, options: Mapping[str, Any]) -> nn.Module:
         from torch.nn.parallel import DistributedDataParallel
 
-        groups = gm.meta["groups"]
+        groups = [name for name, members in gm.meta["groups"].items() if len(members) > 1]
         if len(groups) != 1:
-            raise Unsupported(f"the mesh has {len(groups)} dims, and DistributedDataParallel takes one")
+            raise Unsupported(
+                f"the mesh has {len(groups)} dims of several ranks, and DistributedDataParallel takes one"
+            )
         (returned,) = (node.args[0] for node in gm.graph.nodes if node.op == "output")
         unread = [
             name for number in range(len(step.stages)) for name in step.parameters(number) if number not in step.frozen
@@ -48,7 +50,7 @@ class DistributedDataParallelPass(DataParallelPass):
         if step.alternating and (options["static"] or not options["unused"]):
             raise Unsupported("microbatches use different parameters, which find_unused_parameters is for")
         resolve: Any = dist.distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
-        group = resolve(next(iter(groups)))
+        group = resolve(groups[0])
         with _disable_current_modes():  # ranks ask each other whether they have the same parameters
             made = DistributedDataParallel(
                 model, process_group=group, bucket_cap_mb=options["bucket"] / _MEBI, find_unused_parameters=options["unused"],

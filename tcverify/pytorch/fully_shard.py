@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 from tcverify.errors import Unsupported
 from tcverify.pytorch.data_parallel import DataParallelPass
 from tcverify.pytorch.dtensor import device_mesh
+from tcverify.strategies.training.data_parallel import TENSOR_PARALLEL
 from tcverify.strategies.training.model import Model, TrainingStep
 
 
@@ -28,6 +30,11 @@ class FullyShard(DataParallelPass):
         keep: whether parameters stay gathered behind a backward that does not reduce.
         prefetch: whether each stage gathers the parameters of its neighbour ahead.
         dim: on which parameters of two dims are sharded, where that is even.
+        divide: by what gradients are divided: "mean" leaves it to FSDP2; `set_gradient_divide_factor` tells the number of "shards"
+            of a parameter, or of all "ranks". What the mean lacks is done behind the step.
+        sums: whether collectives only sum.
+        zeros: whether parameters without gradients are reduced as zeros.
+        unshard: whether each stage is told to gather its parameters before a forward.
     """
 
     name = "torch:fully_shard"
@@ -37,10 +44,20 @@ class FullyShard(DataParallelPass):
         if len(groups) not in (1, 2):
             raise Unsupported(f"the mesh has {len(groups)} dims, and FSDP2 takes one or two")
         mesh = device_mesh(groups, gm.meta["world_size"], gm.meta["rank"])
-        shard(model, options, mesh.size(mesh.ndim - 1), mesh=mesh)
+        shard(model, options, [len(members) for members in groups.values()], mesh=mesh)
         return model
 
+    def scale(self, groups: Mapping[str, tuple[int, ...]], options: Mapping[str, Any]) -> float:
+        sizes = [len(members) for name, members in groups.items() if name != TENSOR_PARALLEL]
+        return sizes[-1] / math.prod(sizes) if sizes and options["divide"] == "shards" else 1
+
     def backward(self, model: Any, options: Mapping[str, Any], last: bool) -> AbstractContextManager[None]:
+        from torch.distributed.fsdp import FSDPModule
+
+        if options["unshard"]:
+            for stage in model.stages:
+                if isinstance(stage, FSDPModule):
+                    stage.unshard(async_op=True)
         if options["sync"] == "last":
             model.set_requires_gradient_sync(last)
             model.set_reshard_after_backward(last or not options["keep"])
@@ -51,28 +68,44 @@ class FullyShard(DataParallelPass):
         return nullcontext()
 
 
-def shard(model: Model, options: Mapping[str, Any], ranks: int, **told: Any) -> None:
+def shard(model: Model, options: Mapping[str, Any], sizes: Sequence[int], **told: Any) -> None:
     """Call `fully_shard` as the options of `FullyShard` say.
 
     Args:
-        ranks: among which it shards each parameter.
-        told: arguments of it, in addition.
+        sizes: of the dims of data parallelism; over the last one parameters are sharded.
+        told: arguments of `fully_shard`, in addition.
+
+    Raises:
+        Unsupported: this torch lacks a setting.
     """
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FSDPModule, fully_shard
 
     told["reshard_after_forward"] = options["reshard"]
     if options["dim"]:
-        told["shard_placement_fn"] = lambda one: Shard(int(one.dim() > 1 and _local(one).shape[1] % ranks == 0))
+        told["shard_placement_fn"] = lambda one: Shard(int(one.dim() > 1 and _local(one).shape[1] % sizes[-1] == 0))
     stages: list[Any] = list(model.stages)
     together = {"each": 1, "pairs": 2, "all": 0}[options["units"]]
     for at in range(0, len(stages), together) if together else ():
         unit = stages[at : at + together]
         fully_shard(unit if len(unit) > 1 else unit[0], **told)
     fully_shard(model, **told)
+    for one in (one for one in model.modules() if isinstance(one, FSDPModule)):
+        _set(one, options, sizes)
     if options["prefetch"] and options["units"] == "each":
         for one, following in itertools.pairwise(stages):
             one.set_modules_to_forward_prefetch([following])
             following.set_modules_to_backward_prefetch([one])
+
+
+def _set(module: Any, options: Mapping[str, Any], sizes: Sequence[int]) -> None:
+    """Set how the gradients of a module are reduced."""
+    if options["divide"] != "mean":
+        module.set_gradient_divide_factor(float(sizes[-1] if options["divide"] == "shards" else math.prod(sizes)))
+    module.set_force_sum_reduction_for_comms(options["sums"])
+    if options["zeros"]:
+        if not hasattr(module, "set_reduce_scatter_unused_params"):
+            raise Unsupported("FSDP2 of this torch does not reduce zeros")
+        module.set_reduce_scatter_unused_params(True, recurse=False)
 
 
 def _local(value: torch.Tensor) -> torch.Tensor:

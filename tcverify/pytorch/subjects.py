@@ -139,7 +139,8 @@ _TRAINING_DRAWS: Mapping[str, tuple[Any, ...]] = {"order": ("alternate", "togeth
 
 _FULLY_SHARD_DRAWS: Mapping[str, tuple[Any, ...]] = {
     "units": ("each", "pairs", "all"), "reshard": (True, False), "sync": ("each", "last", "all_reduce"),
-    "keep": _FLAG, "prefetch": _FLAG, "dim": (0, 1), **_TRAINING_DRAWS,
+    "keep": _FLAG, "prefetch": _FLAG, "dim": (0, 1), "divide": ("mean", "shards", "ranks"), "sums": _FLAG, "zeros": _FLAG,
+    "unshard": _FLAG, **_TRAINING_DRAWS,
 }  # fmt: skip
 
 _OVERLAP_DRAWS: Mapping[str, Sequence[Any]] = {

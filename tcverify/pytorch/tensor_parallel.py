@@ -61,10 +61,11 @@ class TensorParallel(FullyShard):
             part.register_forward_pre_hook(layout.distribute(options["activations"]), with_kwargs=True)
             if options["parts"] != "loss" or whole:
                 part.register_forward_hook(layout.gather)
+        sizes = [len(groups[name]) for name in data]
         if whole:
-            shard(model, options, len(groups[data[-1]]), mesh=mesh, dp_mesh_dims=_data_dims(data, options["whole"]))
+            shard(model, options, sizes, mesh=mesh, dp_mesh_dims=_data_dims(data, options["whole"]))
         elif data:
-            shard(model, options, len(groups[data[-1]]), mesh=mesh[data])
+            shard(model, options, sizes, mesh=mesh[data])
         return model
 
     def backward(self, model: Any, options: Mapping[str, Any], last: bool) -> AbstractContextManager[None]:

@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("torch.distributed.fsdp", reason="this torch was built without torch.distributed")
 
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 
 from tcverify.application.apply import apply_pass
 from tcverify.application.loading import load_pass
@@ -60,6 +61,8 @@ FSDP = {
     "accumulated": {"sync": "last", "keep": True, "recompute": True},
     "reduced later": {"sync": "all_reduce", "prefetch": True, "dim": 1},
     "evaluated": {"order": "evaluated", "prefetch": True, "recompute": True},
+    "told what to divide by": {"divide": "shards", "unshard": True},
+    "sums": {"divide": "ranks", "sums": True, "sync": "last"},
 }
 #: Beside the stages above: one is frozen, all run twice, and a second step follows an update.
 MODEL: dict[str, Any] = {"frozen": (1,), "passes": 2, "steps": 2}
@@ -78,6 +81,14 @@ DDP = {
 def test_fully_sharded_training_computes_the_same_gradients(mesh: Mesh, options: dict[str, Any]) -> None:
     verdict = judged(FullyShard, program(mesh, **MODEL), options)
     assert verdict.status == "passed", verdict.doubts or verdict.findings
+
+
+@pytest.mark.skipif(not hasattr(FSDPModule, "set_reduce_scatter_unused_params"), reason="this torch reduces no zeros")
+def test_zeros_are_reduced_for_parameters_without_gradients() -> None:
+    given = program(grid(4, 2), stages=("first mm", "unused second scale", "mm"))
+    for options in ({"zeros": True}, {"zeros": True, "sync": "last", "units": "all"}):
+        verdict = judged(FullyShard, given, options)
+        assert verdict.status == "passed", verdict.doubts or verdict.findings
 
 
 @pytest.mark.parametrize("options", DDP.values(), ids=DDP)
@@ -148,8 +159,6 @@ def test_parameters_that_are_gathered_in_another_order_refute(monkeypatch: pytes
 
 
 def test_gradients_that_are_never_reduced_refute(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.distributed.fsdp import FSDPModule
-
     monkeypatch.setattr(FSDPModule, "set_requires_gradient_sync", _never(FSDPModule.set_requires_gradient_sync))
     assert refuted(FullyShard, program(), {"sync": "last"}) == {"wrong-value"}
 
@@ -178,11 +187,12 @@ def test_what_the_wrappers_do_not_take_is_declined() -> None:
     for kind, given, why in [
         (DistributedDataParallelPass, unread, "gets no gradient"),
         (DistributedDataParallelPass, program(grid(4, 2)), "takes one"),
+        (FullyShard, program(grid(4, 2)), "PREMUL_SUM"),
         (FullyShard, program(Mesh.grid({"a": 1, "b": 1, "c": 2})), "one or two"),
         (FullyShard, program(Mesh(1, ())), "no dims"),
         (FullyShard, replace(program(), options=TrainingStep(stages=("mm",)).options()), "is not the training step"),
     ]:
-        verdict = judged(kind, given)
+        verdict = judged(kind, given, {"divide": "ranks"} if "PREMUL" in why else {})
         assert verdict.status == "inconclusive"
         assert [(doubt.reason, why in doubt.detail) for doubt in verdict.doubts] == [("declined", True)], verdict.doubts
     assert judged(DistributedDataParallelPass, unread, {"unused": True}).status == "passed"
@@ -213,6 +223,14 @@ def test_a_static_graph_fails_where_the_first_backward_does_not_reduce() -> None
     """A finding; its folder has a script."""
     assert refuted(DistributedDataParallelPass, program(), {"static": True, "sync": "last"}) == {"pass-raised"}
     assert judged(DistributedDataParallelPass, program(), {"static": True}).status == "passed"
+
+
+def test_gradients_of_parameters_in_one_shard_are_divided_twice() -> None:
+    """A finding; its folder has a script on gloo."""
+    options = {"divide": "ranks", "sums": True}
+    assert refuted(FullyShard, program(grid(2, 2)), options) == {"wrong-value"}
+    for other in ({**options, "divide": "mean"}, {**options, "sums": False}):
+        assert judged(FullyShard, program(grid(2, 2)), other).status == "passed"
 
 
 @pytest.mark.skipif(release(torch.__version__) >= (2, 15), reason="this torch does not lose them")

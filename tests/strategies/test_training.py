@@ -21,6 +21,7 @@ from tcverify.strategies.training.data_parallel import (
     decode_data_parallel,
     decode_step,
     grid,
+    tensor_parallel_grid,
 )
 from tcverify.strategies.training.model import BATCH, ENDS, LAYERS, LOSSES, Model, TrainingStep
 
@@ -107,5 +108,11 @@ def test_meshes_are_those_that_are_asked_for() -> None:
     wanted = Mesh.grid({"a": 2, "b": 2})
     assert find(training_programs(mesh=wanted), lambda program: True, settings=first).mesh == wanted
     assert find(training_programs(world_size=5), lambda program: True, settings=first).world_size == 5
-    assert len(grid(4, 2).dims) == 2
-    assert [len(grid(size, 2).dims) for size in (2, 3)] == [1, 1]
+
+
+def test_meshes_of_two_dims_have_one_shard_where_ranks_are_few() -> None:
+    def sizes(mesh: Mesh) -> list[int]:
+        return [len(dim.group(0)) for dim in mesh.dims]
+
+    assert [sizes(grid(ranks, 2)) for ranks in (2, 3, 4, 6)] == [[2, 1], [3, 1], [2, 2], [3, 2]]
+    assert [sizes(tensor_parallel_grid(ranks, 2)) for ranks in (2, 3, 4, 8)] == [[2], [3], [2, 2], [2, 2, 2]]

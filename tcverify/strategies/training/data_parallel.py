@@ -105,9 +105,10 @@ def _averaged(b: GraphBuilder, grad: fx.Node) -> fx.Node:
 
 
 def grid(world_size: int, dims: int) -> Mesh:
-    """A mesh for data parallelism, of two dims where there are enough ranks and two are wanted."""
-    if dims == 2 and world_size > 2 and world_size % 2 == 0:
-        return Mesh.grid({"replicate": world_size // 2, "shard": 2})
+    """A mesh for data parallelism; of two dims, the last one has one rank where the number of ranks is odd, or 2."""
+    if dims == 2:
+        shards = 2 if world_size > 2 and world_size % 2 == 0 else 1
+        return Mesh.grid({"replicate": world_size // shards, "shard": shards})
     return Mesh.grid({"dp": world_size})
 
 
