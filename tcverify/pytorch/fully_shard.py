@@ -30,7 +30,7 @@ class FullyShard(DataParallelPass):
         keep: whether parameters stay gathered behind a backward that does not reduce.
         prefetch: whether each stage gathers the parameters of its neighbour ahead.
         dim: on which parameters of two dims are sharded, where that is even.
-        divide: by what gradients are divided: "mean" leaves it to FSDP2; `set_gradient_divide_factor` tells the number of "shards"
+        divide: by what gradients are divided: "mean" leaves it to FSDP2; `set_gradient_divide_factor` tells the "shards"
             of a parameter, or of all "ranks". What the mean lacks is done behind the step.
         sums: whether collectives only sum.
         zeros: whether parameters without gradients are reduced as zeros.

@@ -64,17 +64,22 @@ LAYOUTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(map(str, layout.values())))
-@pytest.mark.parametrize("mesh", [ALONE, UNEVEN, UNDER, REPLICAS], ids=["2", "3", "2x2", "2x2x2"])
+@pytest.mark.parametrize("mesh", [ALONE, UNEVEN, UNDER], ids=["2", "3", "2x2"])
 def test_training_on_sharded_parameters_computes_the_same(mesh: Mesh, layout: dict[str, Any]) -> None:
     verdict = judged(program(mesh, frozen=(1,), passes=2), **layout)
+    assert verdict.status == "passed", verdict.doubts or verdict.findings
+
+
+def test_replicas_of_shards_of_shards_compute_the_same() -> None:
+    verdict = judged(program(REPLICAS), weights="mixed", activations="S0")
     assert verdict.status == "passed", verdict.doubts or verdict.findings
 
 
 @takes_dims
 @pytest.mark.parametrize(("mesh", "whole"), [(UNDER, "shard"), (UNDER, "replicate"), (REPLICAS, "shard")])
 def test_parameters_may_be_distributed_over_the_whole_mesh(mesh: Mesh, whole: str) -> None:
-    for layout in LAYOUTS:
-        verdict = judged(program(mesh, passes=2), whole=whole, **layout)
+    for layout in LAYOUTS[: 1 if mesh is REPLICAS else None]:  # on eight ranks DTensor takes seconds
+        verdict = judged(program(mesh, stages=("linear tanh", "skip two", "scale mm")), whole=whole, **layout)
         assert verdict.status == "passed", verdict.doubts or verdict.findings
 
 
