@@ -21,6 +21,7 @@ from tcverify.capturing.c10d_calls import to_functional_collectives
 from tcverify.errors import ProgramError, Unsupported
 from tcverify.program.builder import has_effect
 from tcverify.pytorch.base import TorchPass
+from tcverify.pytorch.compat import forget_shardings, shardings_untraced
 from tcverify.pytorch.recording import OpRecorder
 from tcverify.pytorch.training_steps import read_step, with_inputs_of
 from tcverify.strategies.training.data_parallel import RATE, data_parallel_program
@@ -51,7 +52,8 @@ class DataParallelPass(TorchPass):
         scale = self.scale(gm.meta["groups"], options)
         losses: list[Tensor] = []
         outputs: list[Tensor] = []
-        with recorder:
+        forget_shardings()
+        with recorder, shardings_untraced():
             model = Model(step, {name: value.clone() for name, value in values.items()})
             if options["recompute"]:
                 for stage in model.stages:

@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.utils import _pytree as pytree
 
 from tcverify.errors import Unsupported
-from tcverify.pytorch.compat import forget_shardings, shardings_untraced
 from tcverify.pytorch.dtensor import declining, device_mesh
 from tcverify.pytorch.fully_shard import FullyShard, shard
 from tcverify.strategies.training.data_parallel import TENSOR_PARALLEL
@@ -38,8 +37,7 @@ class TensorParallel(FullyShard):
     name = "torch:tensor_parallel"
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
-        forget_shardings()
-        with declining("DTensor"), shardings_untraced():
+        with declining("DTensor"):
             return super().rewrite(gm, options)
 
     def wrapped(self, model: Model, step: TrainingStep, gm: fx.GraphModule, options: Mapping[str, Any]) -> nn.Module:

@@ -112,6 +112,12 @@ def test_what_lockstep_passes_also_passes_on_gloo_and_in_the_exact_domain(
     assert verdict.executors == ["lockstep", "gloo"]
 
 
+def test_the_same_is_recorded_when_dtensor_knows_the_layouts_of_the_update() -> None:
+    given, subject = program(steps=2), load_pass("tcverify.pytorch.fully_shard:FullyShard", {})
+    first, again = [str(apply_pass(subject, given).rewritten.graphs[0]) for _ in range(2)]
+    assert first == again
+
+
 def test_options_decide_what_is_communicated() -> None:
     def count(options: dict[str, Any], name: str) -> int:
         return calls(FullyShard, program(), options, name)
