@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+import torch
 from torch import fx
 
 from tcverify.errors import Unsupported
@@ -35,6 +36,9 @@ def read_step(
     inputs = {node.name: node.meta["val"].shape for node in gm.graph.nodes if node.op == "placeholder"}
     if inputs != step.inputs():
         raise Unsupported("the inputs have other shapes than those of the training step that the options describe")
+    dtypes = {node.meta["val"].dtype for node in gm.graph.nodes if node.op == "placeholder"}
+    if dtypes != {torch.float32}:
+        raise Unsupported("inputs have other dtypes than float32")
     over = {members for name, members in groups.items() if name != TENSOR_PARALLEL}
     for node in gm.graph.nodes:
         if node.op == "placeholder":

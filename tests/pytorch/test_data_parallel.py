@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from tcverify.application.apply import apply_pass
 from tcverify.application.loading import load_pass
+from tcverify.errors import Unsupported
 from tcverify.execution import ProcessGroupPool
 from tcverify.ops import qualified_name
 from tcverify.program import VARYING, Mesh, Program
@@ -213,6 +214,14 @@ def test_parameters_that_ranks_have_of_their_own_are_declined(kind: type) -> Non
     ]
     verdict = judged(kind, replace(given, inputs=tuple(own)))
     assert [(doubt.reason, "different values" in doubt.detail) for doubt in verdict.doubts] == [("declined", True)]
+
+
+def test_parameters_of_other_dtypes_are_declined() -> None:
+    gm = program(stages=("mm", "bias")).graph_module(0)
+    bias = next(node for node in gm.graph.nodes if node.name.endswith("bias"))
+    bias.meta["val"] = bias.meta["val"].to(torch.int64)
+    with pytest.raises(Unsupported, match="other dtypes"):
+        FullyShard()(gm)
 
 
 def test_stages_that_some_microbatches_leave_out_need_to_be_looked_for() -> None:
