@@ -49,6 +49,8 @@ class DistributedDataParallelPass(DataParallelPass):
             raise Unsupported(f"parameter '{unread[0]}' gets no gradient, which find_unused_parameters is for")
         if step.alternating and (options["static"] or not options["unused"]):
             raise Unsupported("microbatches use different parameters, which find_unused_parameters is for")
+        if step.alternating and options["order"] == "together":
+            raise Unsupported("unused parameters are looked for in one forward per backward")
         resolve: Any = dist.distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
         group = resolve(groups[0])
         with _disable_current_modes():  # ranks ask each other whether they have the same parameters

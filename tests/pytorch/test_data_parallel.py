@@ -226,7 +226,7 @@ def test_parameters_of_other_dtypes_are_declined() -> None:
 
 def test_stages_that_some_microbatches_leave_out_need_to_be_looked_for() -> None:
     given = program(stages=("first mm", "second scale", "mm"))
-    for options in ({}, {"static": True}, {"static": True, "unused": True}):
+    for options in ({}, {"static": True}, {"static": True, "unused": True}, {"unused": True, "order": "together"}):
         assert judged(DistributedDataParallelPass, given, options).status == "inconclusive"
     assert judged(DistributedDataParallelPass, given, {"unused": True, "sync": "last"}).status == "passed"
 
