@@ -49,7 +49,7 @@ class FullyShard(DataParallelPass):
 
     def scale(self, groups: Mapping[str, tuple[int, ...]], options: Mapping[str, Any]) -> float:
         sizes = [len(members) for name, members in groups.items() if name != TENSOR_PARALLEL]
-        return sizes[-1] / math.prod(sizes) if sizes and options["divide"] == "shards" else 1
+        return _divisor(options, sizes) / math.prod(sizes) if sizes else 1
 
     def backward(self, model: Any, options: Mapping[str, Any], last: bool) -> AbstractContextManager[None]:
         from torch.distributed.fsdp import FSDPModule
@@ -100,12 +100,17 @@ def shard(model: Model, options: Mapping[str, Any], sizes: Sequence[int], **told
 def _set(module: Any, options: Mapping[str, Any], sizes: Sequence[int]) -> None:
     """Set how the gradients of a module are reduced."""
     if options["divide"] != "mean":
-        module.set_gradient_divide_factor(float(sizes[-1] if options["divide"] == "shards" else math.prod(sizes)))
+        module.set_gradient_divide_factor(float(_divisor(options, sizes)))
     module.set_force_sum_reduction_for_comms(options["sums"])
     if options["zeros"]:
         if not hasattr(module, "set_reduce_scatter_unused_params"):
             raise Unsupported("FSDP2 of this torch does not reduce zeros")
         module.set_reduce_scatter_unused_params(True, recurse=False)
+
+
+def _divisor(options: Mapping[str, Any], sizes: Sequence[int]) -> int:
+    """By what the sum of the gradients over all ranks of data parallelism is divided."""
+    return sizes[-1] if options["divide"] == "shards" else math.prod(sizes)
 
 
 def _local(value: torch.Tensor) -> torch.Tensor:

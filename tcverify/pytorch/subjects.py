@@ -324,7 +324,7 @@ _ALL = (
     TorchSubject(
         "tensor_parallel", "tcverify.pytorch.tensor_parallel:TensorParallel",
         "shards the parameters of a model as DTensors, alone or under FSDP2",
-        "torch.distributed.tensor._api:distribute_module", since="2.10", strategy="tensor-parallel",
+        "torch.distributed.tensor._api:distribute_tensor", since="2.10", strategy="tensor-parallel",
         draws={
             "weights": ("S0", "S1", "mixed", "R"), "activations": ("R", "S0", "S1"), "parts": ("stage", "model", "loss"),
             "whole": ("no", "shard", "replicate"), **_FULLY_SHARD_DRAWS,

@@ -40,7 +40,7 @@ STRATEGIES: Registry[Callable[..., Any]] = Registry(
 #: The default, for passes without a strategy of their own.
 DEFAULT_STRATEGY = "mixed"
 
-#: Built-in strategies that do not build their programs from bytes, so no byte can choose between them and others.
+#: Built-in strategies that are not drawn from together with others: their programs have options, and some meshes, of their own.
 ALONE = ("dtensor", "pipelining", "training", "tensor-parallel")
 
 #: The numbers of ranks that most strategies draw meshes of, and those of others: whose programs are of whole tensors, which cost

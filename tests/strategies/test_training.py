@@ -116,3 +116,5 @@ def test_meshes_of_two_dims_have_one_shard_where_ranks_are_few() -> None:
 
     assert [sizes(grid(ranks, 2)) for ranks in (2, 3, 4, 6)] == [[2, 1], [3, 1], [2, 2], [3, 2]]
     assert [sizes(tensor_parallel_grid(ranks, 2)) for ranks in (2, 3, 4, 8)] == [[2], [3], [2, 2], [2, 2, 2]]
+    for make in (grid, tensor_parallel_grid):
+        assert all(make(ranks, dims).world_size == ranks for ranks in range(1, 17) for dims in (1, 2))

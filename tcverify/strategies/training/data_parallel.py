@@ -113,11 +113,13 @@ def grid(world_size: int, dims: int) -> Mesh:
 
 
 def tensor_parallel_grid(world_size: int, dims: int) -> Mesh:
-    """A mesh for tensor parallelism, under data parallelism where more dims are wanted and there are enough ranks."""
-    if dims > 1 and world_size > 2 and world_size % 2 == 0:
-        others = {"dp": world_size // 2} if world_size < 8 else {"replicate": world_size // 4, "shard": 2}
-        return Mesh.grid({**others, TENSOR_PARALLEL: 2})
-    return Mesh.grid({TENSOR_PARALLEL: world_size})
+    """A mesh for tensor parallelism. Of two dims, the first is of data parallelism; from eight ranks on there are two of these
+    where the number of ranks allows."""
+    if dims == 1 or world_size == 2 or world_size % 2:
+        return Mesh.grid({TENSOR_PARALLEL: world_size})
+    if world_size < 8 or world_size % 4:
+        return Mesh.grid({"dp": world_size // 2, TENSOR_PARALLEL: 2})
+    return Mesh.grid({"replicate": world_size // 4, "shard": 2, TENSOR_PARALLEL: 2})
 
 
 def training_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
