@@ -122,7 +122,7 @@ def campaign(one: TorchSubject, seed: int, seconds: float, cases: Path) -> dict[
             watched.append(program)
         return program
 
-    side = ("draw", "search")[(seed + seed // 4) % 2]
+    side = "draw" if strategy in ALONE else ("draw", "search")[(seed + seed // 4) % 2]
     before = cpu_seconds()
     finished, spent = verified(one, seed, seconds, strategy, size, cases, note, searched=side == "search")
     new: dict[str, list[str]] = defaultdict(list)

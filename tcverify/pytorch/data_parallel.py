@@ -7,7 +7,7 @@ Every op is recorded, with the collectives that are asked of process groups. At 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -22,10 +22,12 @@ from tcverify.errors import ProgramError, Unsupported
 from tcverify.program.builder import has_effect
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compat import forget_shardings, shardings_untraced
+from tcverify.pytorch.dtensor import declining
 from tcverify.pytorch.recording import OpRecorder
 from tcverify.pytorch.training_steps import read_step, with_inputs_of
-from tcverify.strategies.training.data_parallel import RATE, data_parallel_program
+from tcverify.strategies.training.data_parallel import data_parallel_program
 from tcverify.strategies.training.model import BATCH, SHIFT, Model, TrainingStep
+from tcverify.strategies.training.optimizers import CLIPS, MAX_NORM, OPTIMIZERS
 
 Tensor = torch.Tensor
 
@@ -37,6 +39,8 @@ class DataParallelPass(TorchPass):
         order: each backward behind its forward, or "together", one backward behind all forwards; "evaluated" runs the model
             without gradients in front of each forward.
         recompute: whether the backward computes the forward of each stage again.
+        kernels: how the optimizer goes through parameters: one "by one", all "together" (`foreach`), or "fused".
+        zeroed: whether gradients are set to zeros in front of the next step, and not to None.
 
     Raises:
         Unsupported: the program is no such training step, or the wrapper refuses its model.
@@ -53,26 +57,36 @@ class DataParallelPass(TorchPass):
         losses: list[Tensor] = []
         outputs: list[Tensor] = []
         forget_shardings()
-        with recorder, shardings_untraced():
+        with declining("DTensor"), recorder, shardings_untraced():
             model = Model(step, {name: value.clone() for name, value in values.items()})
             if options["recompute"]:
                 for stage in model.stages:
                     stage.forward = functools.partial(checkpoint, stage.forward, use_reentrant=False)
             wrapped = self.wrapped(model, step, gm, options)
+            params = {name.rpartition(".")[2]: one for name, one in wrapped.named_parameters()}
+            update = _optimizer(step, params, returned["grads"], options)
             for number in range(step.steps):
-                if number:
-                    _update(wrapped, RATE * scale)
+                if number and update is not None:
+                    update.zero_grad(set_to_none=not options["zeroed"])
                 lost, given = self._train(wrapped, step, values, options)
                 losses += lost
                 outputs += given
-            grads = {
-                name.rpartition(".")[2]: torch.zeros(one.shape) if one.grad is None else one.grad
-                for name, one in wrapped.named_parameters()
-            }
-            found = {name: _whole(grads[name]) for name in returned["grads"]}
-            if scale != 1:
-                found = {name: grad * scale for name, grad in found.items()}
-        made = recorder.finish({"losses": losses, "outputs": tuple(outputs), "grads": found})
+                for one in params.values():
+                    if one.grad is not None and scale != 1:
+                        one.grad.mul_(scale)
+                if step.clip:
+                    torch.nn.utils.clip_grad_norm_(wrapped.parameters(), MAX_NORM, CLIPS[step.clip])
+                read = {name: params[name] for name in returned["grads"]}
+                grads = {
+                    name: torch.zeros(one.shape) if one.grad is None else _whole(one.grad).clone()
+                    for name, one in read.items()
+                }
+                if update is not None:
+                    update.step()  # it may use the memory of gradients
+            found = {"losses": losses, "outputs": tuple(outputs), "grads": grads}
+            if update is not None:
+                found["params"] = {name: _whole(one.detach()) for name, one in read.items()}
+        made = recorder.finish(found)
         with_inputs_of(gm, made.graph)
         return made
 
@@ -118,12 +132,37 @@ class DataParallelPass(TorchPass):
         ]
 
 
-def _update(model: nn.Module, rate: float) -> None:
-    """What an optimizer does between two steps."""
-    for one in model.parameters():
-        if one.grad is not None:
-            one.detach().sub_(one.grad, alpha=rate)
-    model.zero_grad()
+def _optimizer(
+    step: TrainingStep, params: Mapping[str, Tensor], grads: Collection[str], options: Mapping[str, Any]
+) -> torch.optim.Optimizer | None:
+    """The optimizer of a step.
+
+    Args:
+        params: all parameters by name.
+        grads: names of those that get gradients.
+
+    Raises:
+        Unsupported: what it computes depends on whether parameters without gradients have gradients of zeros; or there is no
+            such kernel.
+    """
+    if not step.optimizer:
+        return None
+    chosen, trained = OPTIMIZERS[step.optimizer], {name: one for name, one in params.items() if one.requires_grad}
+    unread = [name for name in trained if name not in grads]
+    if unread and chosen.decays:
+        raise Unsupported(f"parameter '{unread[0]}' gets no gradient, and decays where a wrapper gives it one of zeros")
+    if options["kernels"] == "fused" and not chosen.fused:
+        raise Unsupported(f"torch.optim.{chosen.torch} has no fused kernel")
+    make: Any = getattr(torch.optim, chosen.torch)
+    return make(trained.values(), **chosen.options, **_KERNELS[options["kernels"]])  # type: ignore[no-any-return]
+
+
+#: How optimizers go through parameters, as they are told.
+_KERNELS: Mapping[str, Mapping[str, bool]] = {
+    "by one": {"foreach": False},
+    "together": {"foreach": True},
+    "fused": {"fused": True},
+}
 
 
 def _whole(value: Tensor) -> Tensor:

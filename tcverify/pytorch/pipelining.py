@@ -41,8 +41,8 @@ class PipelineSchedule(TorchPass):
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
         step = read_step(gm, training_program)
-        if step.passes != 1 or step.steps != 1 or step.alternating:
-            raise Unsupported("a batch runs through all stages of a pipeline once, in a single step")
+        if step.passes != 1 or step.optimizer or step.alternating:
+            raise Unsupported("a batch runs through all stages of a pipeline once, and nothing updates parameters")
         group, members = list(gm.meta["groups"].items())[-1]
         rank = _Rank(step, members.index(gm.meta["rank"]), len(members), group)
         for name, shape in step.inputs().items():

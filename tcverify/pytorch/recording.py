@@ -16,6 +16,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
+from tcverify.errors import Unsupported
 from tcverify.ops import lookup, qualified_name, resolve, with_group
 from tcverify.pytorch.groups import known_groups
 
@@ -48,6 +49,9 @@ class OpRecorder(TorchDispatchMode):
 
     Attributes:
         graph: what has run so far.
+
+    Raises:
+        Unsupported: what is computed becomes a Python number.
     """
 
     #: Whether views are calls of the graph, too. Compiled code makes many that say nothing of what was compiled.
@@ -59,11 +63,13 @@ class OpRecorder(TorchDispatchMode):
         self._roots: dict[int, tuple[fx.Node, Tensor]] = {}  # by storage: what it was first seen as
         self._views: dict[tuple[Any, ...], fx.Node] = {}
         self._kept: list[Tensor] = []
+        self._unknown: set[int] = set()  # storages whose values depend on those of inputs
 
     def input(self, name: str, value: Tensor) -> None:
         """Add an input of the graph."""
         node = self.graph.placeholder(name)
         self._hold(value, node)
+        self._unknown.add(_storage(value))
 
     def node(self, value: Tensor) -> fx.Node:
         """The node of a tensor, added if there is none yet."""
@@ -107,11 +113,20 @@ class OpRecorder(TorchDispatchMode):
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented  # what they do with the tensors that they wrap comes here again
         name = qualified_name(func)
+        if name == "aten::lift_fresh" and args[0].numel() == 1:  # a number that code has written as a tensor
+            self._hold(args[0], self._call("aten::full", list(args[0].shape), args[0].item(), dtype=args[0].dtype))
         view = _is_view(func, name)
         if name.startswith("profiler::") or (view and not self.records_views):
             return func(*args, **kwargs)
         operands, named = pytree.tree_map_only(Tensor, self.node, (list(args), dict(kwargs)))
+        used = {_storage(one) for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+        unknown = not used.isdisjoint(self._unknown)
+        if unknown and name == "aten::_local_scalar_dense":
+            raise Unsupported("the code makes a Python number of a value, which a record of it would keep")
         result = _performed(func, name, args, kwargs)
+        if unknown:
+            made = {_storage(one) for one in pytree.tree_leaves(result) if isinstance(one, Tensor)}
+            self._unknown |= made | (used if func._schema.is_mutable else set())
         if not (view and isinstance(result, Tensor) and _layout(result) in self._views):
             self._write(func, name, operands, named, result)
         return result

@@ -135,7 +135,12 @@ _OVERLAP_LISTS = (
     (),
 )
 
-_TRAINING_DRAWS: Mapping[str, tuple[Any, ...]] = {"order": ("alternate", "together", "evaluated"), "recompute": _FLAG}
+_TRAINING_DRAWS: Mapping[str, tuple[Any, ...]] = {
+    "order": ("alternate", "together", "evaluated"),
+    "recompute": _FLAG,
+    "kernels": ("by one", "together", "fused"),
+    "zeroed": _FLAG,
+}
 
 _FULLY_SHARD_DRAWS: Mapping[str, tuple[Any, ...]] = {
     "units": ("each", "pairs", "all"), "reshard": (True, False), "sync": ("each", "last", "all_reduce"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from tcverify.pytorch.fully_shard import FullyShard
 from tcverify.pytorch.subjects import release
 from tcverify.strategies.training.data_parallel import data_parallel_program, grid
 from tcverify.strategies.training.model import TrainingStep
+from tcverify.strategies.training.optimizers import CLIPS, OPTIMIZERS
 from tcverify.verification.verifier import Verdict, verify
 
 if release(torch.__version__) < (2, 10):
@@ -66,7 +68,7 @@ FSDP = {
     "sums": {"divide": "ranks", "sums": True, "sync": "last"},
 }
 #: Beside the stages above: one is frozen, all run twice, and a second step follows an update.
-MODEL: dict[str, Any] = {"frozen": (1,), "passes": 2, "steps": 2}
+MODEL: dict[str, Any] = {"frozen": (1,), "passes": 2, "steps": 2, "optimizer": "sgd"}
 
 DDP = {
     "small buckets": {"bucket": 1},
@@ -92,6 +94,20 @@ def test_zeros_are_reduced_for_parameters_without_gradients() -> None:
         assert verdict.status == "passed", verdict.doubts or verdict.findings
 
 
+#: One after the other: how the optimizer goes through parameters, and to which norm gradients are clipped.
+UPDATES = list(zip(OPTIMIZERS, itertools.cycle(["by one", "together", "fused"]), itertools.cycle(CLIPS), strict=False))
+
+
+@pytest.mark.parametrize("kind", [FullyShard, DistributedDataParallelPass])
+@pytest.mark.parametrize(("optimizer", "kernels", "clip"), UPDATES)
+def test_parameters_are_updated_the_same(kind: type, optimizer: str, kernels: str, clip: str) -> None:
+    if kernels == "fused" and (kind is FullyShard or not OPTIMIZERS[optimizer].fused):
+        kernels = "by one"
+    given = program(**{**MODEL, "optimizer": optimizer, "clip": clip})
+    verdict = judged(kind, given, {"kernels": kernels, "zeroed": clip == "inf"})
+    assert verdict.status == "passed", verdict.doubts or verdict.findings
+
+
 @pytest.mark.parametrize("options", DDP.values(), ids=DDP)
 def test_training_with_buckets_of_gradients_computes_the_same(options: dict[str, Any]) -> None:
     verdict = judged(DistributedDataParallelPass, program(grid(3, 1), **MODEL), options)
@@ -114,7 +130,7 @@ def test_what_lockstep_passes_also_passes_on_gloo_and_in_the_exact_domain(
 
 
 def test_the_same_is_recorded_when_dtensor_knows_the_layouts_of_the_update() -> None:
-    given, subject = program(steps=2), load_pass("tcverify.pytorch.fully_shard:FullyShard", {})
+    given, subject = program(steps=2, optimizer="sgd"), load_pass("tcverify.pytorch.fully_shard:FullyShard", {})
     first, again = [str(apply_pass(subject, given).rewritten.graphs[0]) for _ in range(2)]
     assert first == again
 
@@ -170,6 +186,34 @@ def test_gradients_that_are_never_reduced_refute(monkeypatch: pytest.MonkeyPatch
     assert refuted(FullyShard, program(), {"sync": "last"}) == {"wrong-value"}
 
 
+def test_norms_of_shards_alone_refute(monkeypatch: pytest.MonkeyPatch) -> None:
+    def local(parameters: Any, norm: float, kind: float) -> None:
+        grads = [one.grad.to_local() for one in parameters if one.grad is not None]
+        factor = norm / torch.nn.utils.get_total_norm(grads, kind)
+        torch._foreach_mul_(grads, factor.clamp(max=1.0))
+
+    given = program(stages=("mm",), optimizer="sgd", clip="2")
+    assert judged(FullyShard, given).status == "passed"
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", local)
+    assert refuted(FullyShard, given) == {"wrong-value"}
+
+
+def test_gradients_that_outlive_a_step_refute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.optim.Optimizer, "zero_grad", lambda self, set_to_none=True: None)
+    assert refuted(DistributedDataParallelPass, program(**MODEL)) == {"wrong-value"}
+
+
+def test_updates_that_read_values_are_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(self: Any, closure: Any = None) -> None:
+        for one in self.param_groups[0]["params"]:
+            one.detach().mul_(one.detach().sum().item())
+
+    monkeypatch.setattr(torch.optim.SGD, "step", read)
+    (doubt,) = judged(DistributedDataParallelPass, program(**MODEL)).doubts
+    assert doubt.reason == "declined"
+    assert "Python number" in doubt.detail
+
+
 def _never(announce: Callable[..., None]) -> Callable[..., None]:
     return lambda self, value, **named: announce(self, False, **named)
 
@@ -197,6 +241,7 @@ def test_what_the_wrappers_do_not_take_is_declined() -> None:
         (FullyShard, program(grid(4, 2)), "PREMUL_SUM"),
         (FullyShard, program(Mesh.grid({"a": 1, "b": 1, "c": 2})), "one or two"),
         (FullyShard, program(Mesh(1, ())), "no dims"),
+        (FullyShard, program(stages=("unused mm", "mm"), optimizer="adamw"), "gets no gradient, and decays"),
         (FullyShard, replace(program(), options=TrainingStep(stages=("mm",)).options()), "is not the training step"),
     ]:
         verdict = judged(kind, given, {"divide": "ranks"} if "PREMUL" in why else {})

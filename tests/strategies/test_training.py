@@ -15,7 +15,6 @@ from tcverify.execution import Lockstep
 from tcverify.program import Mesh, Program, dumps, loads
 from tcverify.strategies import training_programs
 from tcverify.strategies.training.data_parallel import (
-    RATE,
     WIDTH,
     data_parallel_program,
     decode_data_parallel,
@@ -24,6 +23,7 @@ from tcverify.strategies.training.data_parallel import (
     tensor_parallel_grid,
 )
 from tcverify.strategies.training.model import BATCH, ENDS, LAYERS, LOSSES, Model, TrainingStep
+from tcverify.strategies.training.optimizers import CLIPS, MAX_NORM, OPTIMIZERS
 
 
 def sample(count: int, seed: int) -> Iterator[Program]:
@@ -62,7 +62,9 @@ def test_all_kinds_of_stages_and_batches_are_drawn() -> None:
     assert any(step.alternating for step in steps)
 
 
-def test_gradients_are_those_of_the_whole_batch() -> None:
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_training_is_that_of_torch_on_the_whole_batch(optimizer: str, clip: str) -> None:
     """By autograd, on the rows of all ranks at once."""
     step = TrainingStep(
         stages=("linear tanh two", "second scale", "skip mm"),
@@ -71,32 +73,44 @@ def test_gradients_are_those_of_the_whole_batch() -> None:
         scale_grads=False,
         passes=2,
         steps=2,
+        optimizer=optimizer,
+        clip=clip,
     )
     mesh = grid(4, 2)
     program = data_parallel_program(mesh, step, seed=5)
     ranks = [dict(zip(step.inputs(), map(torch.Tensor.double, program.values(rank)), strict=True)) for rank in range(4)]
     model = Model(step, {name: value for name, value in ranks[0].items() if name not in BATCH})
-    for number in range(2):
-        if number:
-            torch.optim.SGD(model.parameters(), lr=RATE).step()
-            model.zero_grad()
+    chosen = OPTIMIZERS[optimizer]
+    update = getattr(torch.optim, chosen.torch)(model.parameters(), **chosen.options, foreach=False)
+    norms = [torch.tensor(0.0)]
+    for _ in range(2):
+        update.zero_grad()
         for own in ranks:
             for start in (0, 2):
                 output = model(own["x"][start : start + 2], microbatch=start // 2)
                 (step.loss_of(output, own["target"][start : start + 2]) / 4).backward()
-    grads = {name.rpartition(".")[2]: one.grad for name, one in model.named_parameters()}
+        if clip:
+            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM, CLIPS[clip]))
+        update.step()
+    assert (max(norms) > MAX_NORM) == bool(clip)
+    params = {name.rpartition(".")[2]: one for name, one in model.named_parameters()}
     (returned,) = (node.args[0] for node in program.graphs[0].nodes if node.op == "output")
-    expected = [grads[name] for name in returned["grads"]]
-    assert len(expected) == len(grads)
+    assert {*returned["params"]} == {*params}
+    expected = [params[name].grad for name in returned["grads"]] + [
+        params[name].detach() for name in returned["params"]
+    ]
     for result in Lockstep().run(program).ranks:
         torch.testing.assert_close(list(result.outputs[-len(expected) :]), expected)
 
 
-def test_stages_that_no_step_can_leave_out_are_refused() -> None:
-    """The last stage says how many outputs there are, and each microbatch trains a parameter."""
+def test_options_that_describe_no_step_are_refused() -> None:
+    """The last stage says how many outputs there are, and each microbatch trains a parameter; an optimizer follows each step."""
     assert TrainingStep.of({"stages": ("first mm", "mm")}).running(1) == [1]
     for options in (
         {"stages": ("mm", "first mm")},
+        {"stages": ("mm",), "optimizer": "newton"},
+        {"stages": ("mm",), "optimizer": "sgd", "clip": "3"},
+        {"stages": ("mm",), "steps": 2},
         {"stages": ("first mm", "mm"), "frozen": (1,), "microbatches": 2, "rows": 2},
     ):
         with pytest.raises(Unsupported):

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from torch import fx
 
 from tcverify.program import GraphBuilder, InputSpec, Mesh, Placement, Program, spmd_program
-from tcverify.strategies.training.model import BATCH, FIRST, LOSSES, SECOND, TrainingStep, write_step
+from tcverify.strategies.training.model import BATCH, FIRST, LOSSES, SECOND, TrainingStep, write_step, write_update
+from tcverify.strategies.training.optimizers import CLIPS, OPTIMIZERS
 from tcverify.strategies.training.pipelines import HEADER, STAGE_WIDTH, STAGES, frozen_stages, stage_words
 
-#: Of the update behind a step: how much of the gradients is subtracted from parameters.
-RATE = 0.5
+#: What updates parameters: nothing half of the time.
+_OPTIMIZERS = (*[""] * len(OPTIMIZERS), *OPTIMIZERS)
+_CLIPS = ("", "", *CLIPS)
 
 #: Name of the mesh dim over which ranks have the same rows.
 TENSOR_PARALLEL = "tp"
@@ -42,6 +44,7 @@ def decode_step(choices: bytes) -> TrainingStep:
     records = [choices[at : at + STAGE_WIDTH] for at in range(HEADER, WIDTH, STAGE_WIDTH)]
     microbatches = 1 + many % 3
     frozen = frozen_stages(number, choice)
+    optimizer = _OPTIMIZERS[many // 3 % len(_OPTIMIZERS)]
     stages = [stage_words(records[k], last=k == number - 1) for k in range(number)]
     if number - 1 not in frozen:  # it trains in all microbatches
         stages[:-1] = [_sometimes(record, words) for record, words in zip(records, stages[:-1], strict=False)]
@@ -53,7 +56,9 @@ def decode_step(choices: bytes) -> TrainingStep:
         loss=list(LOSSES)[how % 2],
         scale_grads=False,
         passes=1 + (how // 2 % 4 == 3),
-        steps=1 + how // 8 % 2,
+        steps=1 + how // 8 % 2 if optimizer else 1,
+        optimizer=optimizer,
+        clip=_CLIPS[how // 16 % len(_CLIPS)] if optimizer else "",
     )
 
 
@@ -66,7 +71,8 @@ def _sometimes(record: Sequence[int], words: str) -> str:
 def data_parallel_program(mesh: Mesh, step: TrainingStep, seed: int = 0) -> Program:
     """The training step on the rows of each rank of data parallelism, and the mean of the gradients over these ranks.
 
-    Ranks of tensor parallel have the same rows. It returns the losses and outputs of all steps, and the gradients of the last.
+    Ranks of tensor parallel have the same rows. It returns the losses and outputs of all steps, the gradients of the last, and
+    parameters where they are updated.
 
     Args:
         step: what a rank does; its rows are those of one rank.
@@ -75,16 +81,17 @@ def data_parallel_program(mesh: Mesh, step: TrainingStep, seed: int = 0) -> Prog
     def build(b: GraphBuilder) -> Any:
         given = {name: b.input(name) for name in step.inputs()}
         losses, outputs = [], []
-        for number in range(step.steps):
+        kept: list[fx.Node] = []
+        for number in range(1, step.steps + 1):
             result = write_step(b, step, given)
             losses += result["losses"]
             outputs += result["outputs"]
             grads = {name: _averaged(b, grad) for name, grad in result["grads"].items()}
-            if number < step.steps - 1:
-                given |= {
-                    name: b.call("aten::sub.Tensor", given[name], grad, alpha=RATE) for name, grad in grads.items()
-                }
-        return {"losses": losses, "outputs": tuple(outputs), "grads": grads}
+            if step.optimizer:
+                updated, grads, kept = write_update(b, step, number, given, grads, kept=kept)
+                given |= updated
+        params = {"params": {name: given[name] for name in grads}} if step.optimizer else {}
+        return {"losses": losses, "outputs": tuple(outputs), "grads": grads, **params}
 
     data = [dim for dim in mesh.dims if dim.name != TENSOR_PARALLEL]
     rows = tuple((dim.name, Placement("shard", 0)) for dim in data)

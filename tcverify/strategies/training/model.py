@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from tcverify.errors import Unsupported
 from tcverify.ops import qualified_name
 from tcverify.program import GraphBuilder, InputSpec, Mesh, Program, spmd_program
+from tcverify.strategies.training.optimizers import CLIPS, OPTIMIZERS, traced_update
 
 Tensor = torch.Tensor
 
@@ -97,7 +98,9 @@ class TrainingStep:
         loss: how losses are reduced.
         scale_grads: whether gradients are divided by the number of microbatches.
         passes: how often a batch runs through all stages, one time after the other.
-        steps: how often the step is taken, with an update of the parameters behind each but the last.
+        steps: how often the step is taken.
+        optimizer: what updates the parameters behind each step, a name of `OPTIMIZERS`; "" for none.
+        clip: the norm to which gradients are clipped in front of updates, a name of `CLIPS`.
     """
 
     schedule: str = "GPipe"
@@ -109,6 +112,8 @@ class TrainingStep:
     scale_grads: bool = True
     passes: int = 1
     steps: int = 1
+    optimizer: str = ""
+    clip: str = ""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> TrainingStep:
@@ -134,6 +139,8 @@ class TrainingStep:
                 and 1 <= step.microbatches <= step.rows <= MAX_ROWS
                 and step.rows % step.microbatches == 0
                 and {step.passes, step.steps} <= {1, 2}
+                and (step.optimizer in OPTIMIZERS or (not step.optimizer and step.steps == 1 and not step.clip))
+                and step.clip in CLIPS
                 and isinstance(step.frozen, tuple)
                 and all(trained)
                 and not {FIRST, SECOND} & {*step.stages[-1].split()}
@@ -295,9 +302,8 @@ def _traced(step: TrainingStep, number: int) -> tuple[fx.Graph, Any]:
 _MARKS = frozenset({"aten::detach", "aten::alias"})
 
 
-def _written(b: GraphBuilder, step: TrainingStep, number: int, inputs: Sequence[fx.Node]) -> Any:
-    """Write what one microbatch computes of its inputs."""
-    traced, tree = _traced(step, number)
+def _written(b: GraphBuilder, traced: fx.Graph, inputs: Sequence[fx.Node]) -> Any:
+    """Write a graph that was traced, of these inputs; what it returns."""
     made: dict[fx.Node, Any] = {}
     rest = iter(inputs)
     for node in traced.nodes:
@@ -310,7 +316,7 @@ def _written(b: GraphBuilder, step: TrainingStep, number: int, inputs: Sequence[
             plain = {key: value for key, value in kwargs.items() if key not in _WHERE}
             name = qualified_name(node.target)
             made[node] = args[0] if name in _MARKS else b.call(name, *args, **plain)
-    return pytree.tree_unflatten(list(args[0]), tree)
+    return args[0]
 
 
 def training_program(mesh: Mesh, step: TrainingStep, seed: int = 0) -> Program:
@@ -335,13 +341,35 @@ def write_step(b: GraphBuilder, step: TrainingStep, inputs: Mapping[str, fx.Node
     parts = []
     for number, start in enumerate(range(0, step.rows, rows)):
         own = [b.call("aten::slice.Tensor", x, 0, start, start + rows) if n in BATCH else x for n, x in inputs.items()]
-        parts.append(_written(b, one, number % 2, own))
+        traced, tree = _traced(one, number % 2)
+        parts.append(pytree.tree_unflatten(list(_written(b, traced, own)), tree))
         for name, grad in parts[-1]["grads"].items():
             grads[name] = b.call("aten::add.Tensor", grads[name], grad) if name in grads else grad
     if step.scale_grads:
         grads = {name: b.call("aten::div.Tensor", grad, step.microbatches) for name, grad in grads.items()}
     outputs = tuple(b.call("aten::cat", list(each)) for each in zip(*(part["outputs"] for part in parts), strict=True))
     return {"losses": [part["loss"] for part in parts], "outputs": outputs, "grads": grads}
+
+
+def write_update(
+    b: GraphBuilder, step: TrainingStep, number: int, *given: Mapping[str, fx.Node], kept: Sequence[fx.Node] = ()
+) -> tuple[dict[str, fx.Node], dict[str, fx.Node], list[fx.Node]]:
+    """Write what the optimizer does behind one step.
+
+    Args:
+        number: of the step, from 1.
+        given: parameters and their gradients by name.
+        kept: what was returned behind the step before.
+
+    Returns:
+        the parameters, the gradients as clipped, and what the optimizer keeps.
+    """
+    values, grads = given
+    shapes = tuple(tuple(step.inputs()[name]) for name in grads)
+    traced = traced_update(step.optimizer, step.clip, number, shapes)
+    made = _written(b, traced, [*(values[name] for name in grads), *grads.values(), *kept])
+    many = len(grads)
+    return dict(zip(grads, made, strict=False)), dict(zip(grads, made[many:], strict=False)), list(made[2 * many :])
 
 
 #: Arguments that say where an op runs.
@@ -361,5 +389,5 @@ def boundaries(step: TrainingStep, values: Mapping[str, Tensor]) -> Iterator[tup
 
 __all__ = [
     "BATCH", "ENDS", "FIRST", "IGNORE", "LAYERS", "LOSSES", "REVERSED", "SCHEDULES", "SECOND", "SHARED", "SHIFT", "WIDTH",
-    "Model", "Stage", "TrainingStep", "as_tuple", "boundaries", "training_program", "write_step",
+    "Model", "Stage", "TrainingStep", "as_tuple", "boundaries", "training_program", "write_step", "write_update",
 ]  # fmt: skip
