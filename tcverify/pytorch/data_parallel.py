@@ -7,7 +7,7 @@ Every op is recorded, with the collectives that are asked of process groups. At 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -64,7 +64,12 @@ class DataParallelPass(TorchPass):
                     stage.forward = functools.partial(checkpoint, stage.forward, use_reentrant=False)
             wrapped = self.wrapped(model, step, gm, options)
             params = {name.rpartition(".")[2]: one for name, one in wrapped.named_parameters()}
-            update = _optimizer(step, params, returned["grads"], options)
+            update = None
+            if step.optimizer:
+                told = _told(step, params, returned["grads"], options)
+                trained = [one for one in params.values() if one.requires_grad]
+                kind = getattr(torch.optim, OPTIMIZERS[step.optimizer].torch)
+                update = self.optimizer(functools.partial(kind, **told), trained, gm, options)
             for number in range(step.steps):
                 if number and update is not None:
                     update.zero_grad(set_to_none=not options["zeroed"])
@@ -93,6 +98,16 @@ class DataParallelPass(TorchPass):
     def wrapped(self, model: Model, step: TrainingStep, gm: fx.GraphModule, options: Mapping[str, Any]) -> nn.Module:
         """The model as the wrapper trains it."""
         raise NotImplementedError
+
+    def optimizer(
+        self, kind: Callable[..., Any], params: list[Tensor], gm: fx.GraphModule, options: Mapping[str, Any]
+    ) -> Any:
+        """The optimizer that updates the model.
+
+        Args:
+            kind: makes one of parameters.
+        """
+        return kind(params)
 
     def scale(self, groups: Mapping[str, tuple[int, ...]], options: Mapping[str, Any]) -> float:
         """By how much the gradients of the wrapper are to be multiplied to be the mean over the ranks."""
@@ -132,10 +147,10 @@ class DataParallelPass(TorchPass):
         ]
 
 
-def _optimizer(
+def _told(
     step: TrainingStep, params: Mapping[str, Tensor], grads: Collection[str], options: Mapping[str, Any]
-) -> torch.optim.Optimizer | None:
-    """The optimizer of a step.
+) -> dict[str, Any]:
+    """The arguments of an optimizer.
 
     Args:
         params: all parameters by name.
@@ -145,16 +160,13 @@ def _optimizer(
         Unsupported: what it computes depends on whether parameters without gradients have gradients of zeros; or there is no
             such kernel.
     """
-    if not step.optimizer:
-        return None
-    chosen, trained = OPTIMIZERS[step.optimizer], {name: one for name, one in params.items() if one.requires_grad}
-    unread = [name for name in trained if name not in grads]
+    chosen = OPTIMIZERS[step.optimizer]
+    unread = [name for name, one in params.items() if one.requires_grad and name not in grads]
     if unread and chosen.decays:
         raise Unsupported(f"parameter '{unread[0]}' gets no gradient, and decays where a wrapper gives it one of zeros")
     if options["kernels"] == "fused" and not chosen.fused:
         raise Unsupported(f"torch.optim.{chosen.torch} has no fused kernel")
-    make: Any = getattr(torch.optim, chosen.torch)
-    return make(trained.values(), **chosen.options, **_KERNELS[options["kernels"]])  # type: ignore[no-any-return]
+    return {**chosen.options, **_KERNELS[options["kernels"]]}
 
 
 #: How optimizers go through parameters, as they are told.

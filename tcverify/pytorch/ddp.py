@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -28,6 +29,8 @@ class DistributedDataParallelPass(DataParallelPass):
         static: `static_graph`.
         views: `gradient_as_bucket_view`.
         sync: when gradients are reduced: in each backward, or in the last one.
+        shards: whether each rank updates its share of the parameters and broadcasts these (`ZeroRedundancyOptimizer`): "no",
+            "parameters" one by one, or "buckets" of them.
     """
 
     name = "torch:ddp"
@@ -35,11 +38,7 @@ class DistributedDataParallelPass(DataParallelPass):
     def wrapped(self, model: Model, step: TrainingStep, gm: fx.GraphModule, options: Mapping[str, Any]) -> nn.Module:
         from torch.nn.parallel import DistributedDataParallel
 
-        groups = [name for name, members in gm.meta["groups"].items() if len(members) > 1]
-        if len(groups) != 1:
-            raise Unsupported(
-                f"the mesh has {len(groups)} dims of several ranks, and DistributedDataParallel takes one"
-            )
+        group = _group_of(gm)
         (returned,) = (node.args[0] for node in gm.graph.nodes if node.op == "output")
         unread = [
             name for number in range(len(step.stages)) for name in step.parameters(number) if number not in step.frozen
@@ -51,8 +50,6 @@ class DistributedDataParallelPass(DataParallelPass):
             raise Unsupported("microbatches use different parameters, which find_unused_parameters is for")
         if step.alternating and options["order"] == "together":
             raise Unsupported("unused parameters are looked for in one forward per backward")
-        resolve: Any = dist.distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
-        group = resolve(groups[0])
         with _disable_current_modes():  # ranks ask each other whether they have the same parameters
             made = DistributedDataParallel(
                 model, process_group=group, bucket_cap_mb=options["bucket"] / _MEBI, find_unused_parameters=options["unused"],
@@ -61,8 +58,33 @@ class DistributedDataParallelPass(DataParallelPass):
         made.register_comm_hook(None, _averaging(group))
         return made
 
+    def optimizer(
+        self, kind: Callable[..., Any], params: list[torch.Tensor], gm: fx.GraphModule, options: Mapping[str, Any]
+    ) -> Any:
+        if options["shards"] == "no":
+            return super().optimizer(kind, params, gm, options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # other optimizers of this package are scripts for TorchScript
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+        return ZeroRedundancyOptimizer(
+            params, kind, process_group=_group_of(gm), parameters_as_bucket_view=options["shards"] == "buckets"
+        )
+
     def backward(self, model: Any, options: Mapping[str, Any], last: bool) -> AbstractContextManager[None]:
         return nullcontext() if last or options["sync"] == "each" else model.no_sync()
+
+
+def _group_of(gm: fx.GraphModule) -> Any:
+    """The process group of the ranks that have rows of their own.
+
+    Raises:
+        Unsupported: there are several, or none.
+    """
+    groups = [name for name, members in gm.meta["groups"].items() if len(members) > 1]
+    if len(groups) != 1:
+        raise Unsupported(f"the mesh has {len(groups)} dims of several ranks, and DistributedDataParallel takes one")
+    resolve: Any = dist.distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+    return resolve(groups[0])
 
 
 def _averaging(group: Any) -> Callable[[Any, Any], torch.futures.Future[torch.Tensor]]:

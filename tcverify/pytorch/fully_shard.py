@@ -35,6 +35,8 @@ class FullyShard(DataParallelPass):
         sums: whether collectives only sum.
         zeros: whether parameters without gradients are reduced as zeros.
         unshard: whether each stage is told to gather its parameters before a forward.
+        wide: what is computed in float64, by the policy for mixed precision: nothing ("no"), "forward and backward", the
+            reduction of gradients ("reductions"), or "all".
     """
 
     name = "torch:fully_shard"
@@ -78,9 +80,11 @@ def shard(model: Model, options: Mapping[str, Any], sizes: Sequence[int], **told
     Raises:
         Unsupported: this torch lacks a setting.
     """
-    from torch.distributed.fsdp import FSDPModule, fully_shard
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     told["reshard_after_forward"] = options["reshard"]
+    if options["wide"] != "no":
+        told["mp_policy"] = MixedPrecisionPolicy(**_WIDE[options["wide"]], output_dtype=torch.float32)
     if options["dim"]:
         told["shard_placement_fn"] = lambda one: Shard(int(one.dim() > 1 and _local(one).shape[1] % sizes[-1] == 0))
     stages: list[Any] = list(model.stages)
@@ -95,6 +99,14 @@ def shard(model: Model, options: Mapping[str, Any], sizes: Sequence[int], **told
         for one, following in itertools.pairwise(stages):
             one.set_modules_to_forward_prefetch([following])
             following.set_modules_to_backward_prefetch([one])
+
+
+#: In what dtype parameters are used, and gradients are reduced. What is computed in a wider one is what is expected.
+_WIDE: Mapping[str, Mapping[str, torch.dtype]] = {
+    "forward and backward": {"param_dtype": torch.float64, "reduce_dtype": torch.float32},
+    "reductions": {"reduce_dtype": torch.float64},
+    "all": {"param_dtype": torch.float64},
+}
 
 
 def _set(module: Any, options: Mapping[str, Any], sizes: Sequence[int]) -> None:

@@ -145,7 +145,7 @@ _TRAINING_DRAWS: Mapping[str, tuple[Any, ...]] = {
 _FULLY_SHARD_DRAWS: Mapping[str, tuple[Any, ...]] = {
     "units": ("each", "pairs", "all"), "reshard": (True, False), "sync": ("each", "last", "all_reduce"),
     "keep": _FLAG, "prefetch": _FLAG, "dim": (0, 1), "divide": ("mean", "shards", "ranks"), "sums": _FLAG, "zeros": _FLAG,
-    "unshard": _FLAG, **_TRAINING_DRAWS,
+    "unshard": _FLAG, "wide": ("no", "reductions", "all", "forward and backward"), **_TRAINING_DRAWS,
 }  # fmt: skip
 
 _OVERLAP_DRAWS: Mapping[str, Sequence[Any]] = {
@@ -341,7 +341,7 @@ _ALL = (
         since="2.10", strategy="training",
         draws={
             "bucket": (16, 1, 64, 1 << 20), "unused": _FLAG, "static": _FLAG, "views": _FLAG, "sync": ("each", "last"),
-            **_TRAINING_DRAWS,
+            "shards": ("no", "parameters", "buckets"), **_TRAINING_DRAWS,
         },
     ),
     TorchSubject(

@@ -108,6 +108,27 @@ def test_parameters_are_updated_the_same(kind: type, optimizer: str, kernels: st
     assert verdict.status == "passed", verdict.doubts or verdict.findings
 
 
+@pytest.mark.parametrize("shards", ["parameters", "buckets"])
+@pytest.mark.parametrize("kernels", ["by one", "together", "fused"])
+def test_ranks_may_update_a_share_of_the_parameters_each(shards: str, kernels: str) -> None:
+    given, options = program(grid(3, 1), **{**MODEL, "optimizer": "adam", "clip": "2"}), {"kernels": kernels}
+    without = calls(DistributedDataParallelPass, given, options, "broadcast")
+    options["shards"] = shards
+    assert calls(DistributedDataParallelPass, given, options, "broadcast") > without
+    verdict = judged(DistributedDataParallelPass, given, options)
+    assert verdict.status == "passed", verdict.doubts or verdict.findings
+
+
+@pytest.mark.parametrize("wide", ["reductions", "all", "forward and backward"])
+@pytest.mark.parametrize("options", [{}, {"sync": "last", "units": "pairs"}, {"sync": "all_reduce", "recompute": True}])
+def test_mixed_precision_computes_the_same(wide: str, options: dict[str, Any]) -> None:
+    given = program(grid(4, 2), **MODEL)
+    verdict = judged(FullyShard, given, {**options, "wide": wide})
+    assert verdict.status == "passed", verdict.doubts or verdict.findings
+    cast = [calls(FullyShard, given, {**options, "wide": one}, "_to_copy") for one in ("no", wide)]
+    assert cast[0] == 0 < cast[1]
+
+
 @pytest.mark.parametrize("options", DDP.values(), ids=DDP)
 def test_training_with_buckets_of_gradients_computes_the_same(options: dict[str, Any]) -> None:
     verdict = judged(DistributedDataParallelPass, program(grid(3, 1), **MODEL), options)
@@ -196,6 +217,14 @@ def test_norms_of_shards_alone_refute(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judged(FullyShard, given).status == "passed"
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", local)
     assert refuted(FullyShard, given) == {"wrong-value"}
+
+
+def test_shares_that_are_not_broadcast_refute(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judged(DistributedDataParallelPass, program(**MODEL), {"shards": "parameters"}).status == "passed"
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns where it is imported first
+
+    monkeypatch.setattr(ZeroRedundancyOptimizer, "_sync_params", lambda self: None)
+    assert refuted(DistributedDataParallelPass, program(**MODEL), {"shards": "parameters"}) == {"wrong-value"}
 
 
 def test_gradients_that_outlive_a_step_refute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,3 +331,23 @@ def test_replicas_lose_gradients_of_stages_that_the_last_microbatch_leaves_out()
         "pass-raised"
     }
     assert judged(FullyShard, program(grid(4, 2), stages=("second mm", "mm")), options).status == "passed"
+
+
+def test_norms_of_empty_shards_are_refused_by_their_kernel() -> None:
+    """A finding; its folder has a script on gloo."""
+    for clip, mesh, status in (
+        ("inf", grid(3, 1), "refuted"),
+        ("2", grid(3, 1), "passed"),
+        ("inf", grid(2, 1), "passed"),
+    ):
+        verdict = judged(FullyShard, program(mesh, stages=("mm",), optimizer="sgd", clip=clip))
+        assert verdict.status == status, verdict.doubts or verdict.findings
+
+
+@pytest.mark.skipif(release(torch.__version__) >= (2, 15), reason="this torch accumulates in another way")
+@pytest.mark.parametrize("units", ["each", "all"])
+def test_accumulation_in_mixed_precision_wants_that_all_microbatches_use_all_parameters(units: str) -> None:
+    """Two findings; their folders have scripts on gloo."""
+    options, given = {"sync": "last", "units": units}, program(stages=("second mm", "mm"))
+    assert judged(FullyShard, given, options).status == "passed"
+    assert refuted(FullyShard, given, {**options, "wide": "forward and backward"}) == {"pass-raised"}
