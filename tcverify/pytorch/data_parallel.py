@@ -100,12 +100,12 @@ class DataParallelPass(TorchPass):
         raise NotImplementedError
 
     def optimizer(
-        self, kind: Callable[..., Any], params: list[Tensor], gm: fx.GraphModule, options: Mapping[str, Any]
+        self, kind: Any, params: list[nn.Parameter], gm: fx.GraphModule, options: Mapping[str, Any]
     ) -> Any:
         """The optimizer that updates the model.
 
         Args:
-            kind: makes one of parameters.
+            kind: makes one of parameters, as its class does.
         """
         return kind(params)
 

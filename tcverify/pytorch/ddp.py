@@ -59,7 +59,7 @@ class DistributedDataParallelPass(DataParallelPass):
         return made
 
     def optimizer(
-        self, kind: Callable[..., Any], params: list[torch.Tensor], gm: fx.GraphModule, options: Mapping[str, Any]
+        self, kind: Any, params: list[nn.Parameter], gm: fx.GraphModule, options: Mapping[str, Any]
     ) -> Any:
         if options["shards"] == "no":
             return super().optimizer(kind, params, gm, options)

@@ -102,7 +102,7 @@ def shard(model: Model, options: Mapping[str, Any], sizes: Sequence[int], **told
 
 
 #: In what dtype parameters are used, and gradients are reduced. What is computed in a wider one is what is expected.
-_WIDE: Mapping[str, Mapping[str, torch.dtype]] = {
+_WIDE: Mapping[str, Mapping[str, Any]] = {
     "forward and backward": {"param_dtype": torch.float64, "reduce_dtype": torch.float32},
     "reductions": {"reduce_dtype": torch.float64},
     "all": {"param_dtype": torch.float64},

@@ -6,7 +6,9 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from tcverify.cases.counterexample import FILE_NAME, Counterexample
+from torch.utils._pytree import MappingKey, tree_leaves_with_path
+
+from tcverify.cases.counterexample import FILE_NAME, Counterexample, RankValue
 from tcverify.explain.diagnosis import Diagnosis, diagnose
 from tcverify.program import KINDS, Program
 from tcverify.program.statistics import TABLE_HEADINGS, table_rows
@@ -99,7 +101,7 @@ def make_block(case: Counterexample, path: Path | None, diagnosis: Diagnosis | N
     domain = "" if finding.domain == "float64" else f", in the {finding.domain} domain"
     versions = ", ".join(f"{name} {case.environment[name]}" for name in ("torch", "python") if name in case.environment)
     values = [
-        f"rank {v.rank}: {v.label}{list(v.index)} expected {v.expected:.9g}, actual {v.actual:.9g}" for v in case.values
+        f"rank {v.rank}: {place_of(v, program)} expected {v.expected:.9g}, actual {v.actual:.9g}" for v in case.values
     ]
     graph, caption = _graph(case, diagnosis)
     title = sanitize(finding.title)
@@ -183,6 +185,18 @@ def _focus(lines: list[ListingLine], blamed: str | None) -> list[ListingLine]:
         else:
             skipped += 1
     return [*kept, ListingLine(" ", "", f"… {plural(skipped, 'node')} …")] if skipped else kept
+
+
+def place_of(value: RankValue, program: Program) -> str:
+    """Where a value differs: the output and the index, and the name of the output if the program returns a dict."""
+    place = f"{value.label}{list(value.index)}"
+    number = value.label.removeprefix("output ")
+    if number.isdecimal() and value.rank < len(program.ranks):
+        returned = program.graphs[program.ranks[value.rank].graph].output_node().args[0]
+        for keys, _ in tree_leaves_with_path(returned)[int(number) :][:1]:
+            if any(isinstance(key, MappingKey) for key in keys):
+                place += f" ({'.'.join(str(key.key if isinstance(key, MappingKey) else key.idx) for key in keys)})"
+    return sanitize(place)
 
 
 def _commands(case: Counterexample, path: Path) -> list[str]:

@@ -18,7 +18,7 @@ from tcverify.cases.counterexample import Counterexample, RankValue
 from tcverify.errors import UsageError
 from tcverify.program import Finding, GraphBuilder, Program, loads, spmd_program
 from tcverify.report import block as blocks
-from tcverify.report.block import make_block
+from tcverify.report.block import make_block, place_of
 from tcverify.report.console import make_console
 from tcverify.report.listing import columns, listing_difference
 from tcverify.report.markdown import to_markdown
@@ -50,6 +50,22 @@ def shown(case: Counterexample, path: Path | None = None, width: int = 80) -> st
     show(console, case, path)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+def test_outputs_of_dicts_are_called_by_their_names() -> None:
+    def build(b: GraphBuilder) -> Any:
+        x = b.input("x")
+        return {"losses": [x], "grads": {"weight": b.call("aten::neg", x)}}
+
+    given = spmd_program(TP2, [X], build)
+    for label, place in [
+        ("output 0", "output 0[1] (losses.0)"),
+        ("output 1", "output 1[1] (grads.weight)"),
+        ("output 2", "output 2[1]"),
+        ("input 'x' after the run", "input 'x' after the run[1]"),
+    ]:
+        assert place_of(RankValue(1, label, (1,), 0.0, 1.0), given) == place
+    assert place_of(RankValue(5, "output 1", (), 0.0, 1.0), given) == "output 1[]"
 
 
 # ------------------------------------------------------------------------------------------------------- texts of others

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tcverify.cases.counterexample import Counterexample, RankValue
 from tcverify.explain.diagnosis import Diagnosis
+from tcverify.report.block import place_of
 from tcverify.report.html.collectives import contribution
 from tcverify.report.html.values import ranks_text
 from tcverify.report.sanitize import sanitize
@@ -50,7 +51,7 @@ def _rows(case: Counterexample, diagnosis: Diagnosis) -> Sequence[tuple[int, Con
     """A row per rank, with `where` left open unless the row is about all ranks."""
     finding, after = case.finding, diagnosis.after
     if case.values:
-        return [(v.rank, _value(v, case.finding.domain)) for v in case.values]
+        return [(v.rank, _value(v, case)) for v in case.values]
     where = f"rank {finding.rank}" if finding.rank is not None else "all ranks"
     if after is not None and after.mismatch is not None:
         sentence = "every member of the group calls the same collective"
@@ -69,15 +70,14 @@ def _rows(case: Counterexample, diagnosis: Diagnosis) -> Sequence[tuple[int, Con
     return []
 
 
-def _value(value: RankValue, domain: str) -> Contrast:
+def _value(value: RankValue, case: Counterexample) -> Contrast:
     """One rank's largest difference. The difference of two residues has no meaning: they are equal or not."""
     difference = abs(value.actual - value.expected)
-    residues = domain == "exact" and value.actual.is_integer() and value.expected.is_integer()
+    residues = case.finding.domain == "exact" and value.actual.is_integer() and value.expected.is_integer()
     text = "" if residues else f"{difference:.3g}"
     if not residues and value.expected and math.isfinite(difference):
         text += f" ({100 * difference / abs(value.expected):.3g} %)"
-    what = f"{sanitize(value.label)}{list(value.index)}"
-    return Contrast("", what, f"{value.expected:.9g}", f"{value.actual:.9g}", text)
+    return Contrast("", place_of(value, case.program), f"{value.expected:.9g}", f"{value.actual:.9g}", text)
 
 
 __all__ = ["Contrast", "make_contrasts"]
