@@ -7,7 +7,7 @@ Every op is recorded, with the collectives that are asked of process groups. At 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -48,60 +48,63 @@ class DataParallelPass(TorchPass):
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
         step = read_step(gm, data_parallel_program, own=BATCH)
-        (returned,) = (node.args[0] for node in gm.graph.nodes if node.op == "output")
         values = {name: torch.zeros(shape) for name, shape in step.inputs().items()}
         recorder = _Collectives()
         for name, value in values.items():
             recorder.input(name, value)
-        scale = self.scale(gm.meta["groups"], options)
-        losses: list[Tensor] = []
-        outputs: list[Tensor] = []
         forget_shardings()
         with declining("DTensor"), recorder, shardings_untraced():
-            model = Model(step, {name: value.clone() for name, value in values.items()})
-            if options["recompute"]:
-                for stage in model.stages:
-                    stage.forward = functools.partial(checkpoint, stage.forward, use_reentrant=False)
-            wrapped = self.wrapped(model, step, gm, options)
-            params = {name.rpartition(".")[2]: one for name, one in wrapped.named_parameters()}
-            update = None
-            if step.optimizer:
-                told = _told(step, params, returned["grads"], options)
-                trained = [one for one in params.values() if one.requires_grad]
-                kind = getattr(torch.optim, OPTIMIZERS[step.optimizer].torch)
-                update = self.optimizer(functools.partial(kind, **told), trained, gm, options)
-            for number in range(step.steps):
-                if number and update is not None:
-                    update.zero_grad(set_to_none=not options["zeroed"])
-                lost, given = self._train(wrapped, step, values, options)
-                losses += lost
-                outputs += given
-                for one in params.values():
-                    if one.grad is not None and scale != 1:
-                        one.grad.mul_(scale)
-                if step.clip:
-                    torch.nn.utils.clip_grad_norm_(wrapped.parameters(), MAX_NORM, CLIPS[step.clip])
-                read = {name: params[name] for name in returned["grads"]}
-                grads = {
-                    name: torch.zeros(one.shape) if one.grad is None else _whole(one.grad).clone()
-                    for name, one in read.items()
-                }
-                if update is not None:
-                    update.step()  # it may use the memory of gradients
-            found = {"losses": losses, "outputs": tuple(outputs), "grads": grads}
-            if update is not None:
-                found["params"] = {name: _whole(one.detach()) for name, one in read.items()}
+            found = self._trained(gm, step, values, options)
         made = recorder.finish(found)
         with_inputs_of(gm, made.graph)
         return made
+
+    def _trained(
+        self, gm: fx.GraphModule, step: TrainingStep, values: Mapping[str, Tensor], options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Train the model, and return what the training step returns."""
+        (returned,) = (node.args[0] for node in gm.graph.nodes if node.op == "output")
+        model = Model(step, {name: value.clone() for name, value in values.items()})
+        if options["recompute"]:
+            for stage in model.stages:
+                stage.forward = functools.partial(checkpoint, stage.forward, use_reentrant=False)
+        wrapped = self.wrapped(model, step, gm, options)
+        params = {name.rpartition(".")[2]: one for name, one in wrapped.named_parameters()}
+        read = {name: params[name] for name in returned["grads"]}
+        scale = self.scale(gm.meta["groups"], options)
+        update = None
+        if step.optimizer:
+            told = _told(step, params, returned["grads"], options)
+            kind = functools.partial(getattr(torch.optim, OPTIMIZERS[step.optimizer].torch), **told)
+            update = self.optimizer(kind, [one for one in params.values() if one.requires_grad], gm, options)
+        losses: list[Tensor] = []
+        outputs: list[Tensor] = []
+        for number in range(step.steps):
+            if number and update is not None:
+                update.zero_grad(set_to_none=not options["zeroed"])
+            lost, given = self._train(wrapped, step, values, options)
+            losses += lost
+            outputs += given
+            grads = {name: one.grad for name, one in params.items() if one.grad is not None}
+            if scale != 1:
+                for grad in grads.values():
+                    grad.mul_(scale)
+            if step.clip:
+                torch.nn.utils.clip_grad_norm_(params.values(), MAX_NORM, CLIPS[step.clip])
+            found = {
+                name: _whole(grads[name]).clone() if name in grads else torch.zeros(one.shape)
+                for name, one in read.items()
+            }
+            if update is not None:
+                update.step()  # it may use the memory of gradients
+        kept = {} if update is None else {"params": {name: _whole(one.detach()) for name, one in read.items()}}
+        return {"losses": losses, "outputs": tuple(outputs), "grads": found, **kept}
 
     def wrapped(self, model: Model, step: TrainingStep, gm: fx.GraphModule, options: Mapping[str, Any]) -> nn.Module:
         """The model as the wrapper trains it."""
         raise NotImplementedError
 
-    def optimizer(
-        self, kind: Any, params: list[nn.Parameter], gm: fx.GraphModule, options: Mapping[str, Any]
-    ) -> Any:
+    def optimizer(self, kind: Any, params: list[nn.Parameter], gm: fx.GraphModule, options: Mapping[str, Any]) -> Any:
         """The optimizer that updates the model.
 
         Args:

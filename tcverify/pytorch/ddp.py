@@ -58,9 +58,7 @@ class DistributedDataParallelPass(DataParallelPass):
         made.register_comm_hook(None, _averaging(group))
         return made
 
-    def optimizer(
-        self, kind: Any, params: list[nn.Parameter], gm: fx.GraphModule, options: Mapping[str, Any]
-    ) -> Any:
+    def optimizer(self, kind: Any, params: list[nn.Parameter], gm: fx.GraphModule, options: Mapping[str, Any]) -> Any:
         if options["shards"] == "no":
             return super().optimizer(kind, params, gm, options)
         with warnings.catch_warnings():

@@ -195,7 +195,8 @@ def place_of(value: RankValue, program: Program) -> str:
         returned = program.graphs[program.ranks[value.rank].graph].output_node().args[0]
         for keys, _ in tree_leaves_with_path(returned)[int(number) :][:1]:
             if any(isinstance(key, MappingKey) for key in keys):
-                place += f" ({'.'.join(str(key.key if isinstance(key, MappingKey) else key.idx) for key in keys)})"
+                names = [str(key.key) if isinstance(key, MappingKey) else str(getattr(key, "idx", key)) for key in keys]
+                place += f" ({'.'.join(names)})"
     return sanitize(place)
 
 
