@@ -1,6 +1,7 @@
 """The planted faults fit the sources as they are, and what runs them tells those that tests show from those that none does."""
 
 import ast
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,15 @@ def test_each_applies_to_one_place_and_is_another_program() -> None:
         except (DoesNotApply, SyntaxError) as error:
             problems.append(f"{fault.name}: {error}")
     assert problems == []
+
+
+def test_the_test_of_each_exists() -> None:
+    def missing(test: str) -> bool:
+        file, *names = test.partition("[")[0].split("::")
+        text = (ROOT / file).read_text(encoding="utf-8") if (ROOT / file).is_file() else ""
+        return any(re.search(rf"^ *(?:async )?(?:def|class) {name}\b", text, re.MULTILINE) is None for name in names)
+
+    assert [f"{one.name}: {one.test}" for one in FAULTS if one.test and missing(one.test)] == []
 
 
 def test_each_has_a_reason_and_none_ends_every_run() -> None:
