@@ -88,7 +88,7 @@ def data_parallel_program(mesh: Mesh, step: TrainingStep, seed: int = 0) -> Prog
             outputs += result["outputs"]
             grads = {name: _averaged(b, grad) for name, grad in result["grads"].items()}
             if step.optimizer:
-                updated, grads, kept = write_update(b, step, number, given, grads, kept=kept)
+                updated, grads, kept = write_update(b, step, number, given, grads, kept)
                 given |= updated
         params = {"params": {name: given[name] for name in grads}} if step.optimizer else {}
         return {"losses": losses, "outputs": tuple(outputs), "grads": grads, **params}

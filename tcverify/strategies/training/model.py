@@ -352,19 +352,24 @@ def write_step(b: GraphBuilder, step: TrainingStep, inputs: Mapping[str, fx.Node
 
 
 def write_update(
-    b: GraphBuilder, step: TrainingStep, number: int, *given: Mapping[str, fx.Node], kept: Sequence[fx.Node] = ()
+    b: GraphBuilder,
+    step: TrainingStep,
+    number: int,
+    values: Mapping[str, fx.Node],
+    grads: Mapping[str, fx.Node],
+    kept: Sequence[fx.Node],
 ) -> tuple[dict[str, fx.Node], dict[str, fx.Node], list[fx.Node]]:
     """Write what the optimizer does behind one step.
 
     Args:
         number: of the step, from 1.
-        given: parameters and their gradients by name.
-        kept: what was returned behind the step before.
+        values: parameters by name, perhaps among other inputs.
+        grads: the gradients of those that are updated.
+        kept: what the optimizer kept behind the step before; empty behind the first.
 
     Returns:
         the parameters, the gradients as clipped, and what the optimizer keeps.
     """
-    values, grads = given
     shapes = tuple(tuple(step.inputs()[name]) for name in grads)
     traced = traced_update(step.optimizer, step.clip, number, shapes)
     made = _written(b, traced, [*(values[name] for name in grads), *grads.values(), *kept])
