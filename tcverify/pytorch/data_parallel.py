@@ -53,7 +53,7 @@ class DataParallelPass(TorchPass):
         for name, value in values.items():
             recorder.input(name, value)
         forget_shardings()
-        with declining("DTensor"), recorder, shardings_untraced():
+        with recorder, shardings_untraced():
             found = self._trained(gm, step, values, options)
         made = recorder.finish(found)
         with_inputs_of(gm, made.graph)
@@ -74,7 +74,7 @@ class DataParallelPass(TorchPass):
         scale = self.scale(gm.meta["groups"], options)
         update = None
         if step.optimizer:
-            told = _told(step, params, returned["grads"], options)
+            told = _optimizer_arguments(step, params, returned["grads"], options)
             kind = functools.partial(getattr(torch.optim, OPTIMIZERS[step.optimizer].torch), **told)
             update = self.optimizer(kind, [one for one in params.values() if one.requires_grad], gm, options)
         losses: list[Tensor] = []
@@ -96,7 +96,8 @@ class DataParallelPass(TorchPass):
                 for name, one in read.items()
             }
             if update is not None:
-                update.step()  # it may use the memory of gradients
+                with declining("DTensor"):
+                    update.step()  # it may use the memory of gradients
         kept = {} if update is None else {"params": {name: _whole(one.detach()) for name, one in read.items()}}
         return {"losses": losses, "outputs": tuple(outputs), "grads": found, **kept}
 
@@ -150,7 +151,7 @@ class DataParallelPass(TorchPass):
         ]
 
 
-def _told(
+def _optimizer_arguments(
     step: TrainingStep, params: Mapping[str, Tensor], grads: Collection[str], options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The arguments of an optimizer.

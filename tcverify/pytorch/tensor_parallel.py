@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.utils import _pytree as pytree
 
 from tcverify.errors import Unsupported
-from tcverify.pytorch.dtensor import device_mesh
+from tcverify.pytorch.dtensor import declining, device_mesh
 from tcverify.pytorch.fully_shard import FullyShard, shard
 from tcverify.strategies.training.data_parallel import TENSOR_PARALLEL
 from tcverify.strategies.training.model import Model, TrainingStep
@@ -35,6 +35,10 @@ class TensorParallel(FullyShard):
     """
 
     name = "torch:tensor_parallel"
+
+    def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
+        with declining("DTensor"):
+            return super().rewrite(gm, options)
 
     def wrapped(self, model: Model, step: TrainingStep, gm: fx.GraphModule, options: Mapping[str, Any]) -> nn.Module:
         groups = gm.meta["groups"]

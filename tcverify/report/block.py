@@ -190,13 +190,13 @@ def _focus(lines: list[ListingLine], blamed: str | None) -> list[ListingLine]:
 def place_of(value: RankValue, program: Program) -> str:
     """Where a value differs: the output and the index, and the name of the output if the program returns a dict."""
     place = f"{value.label}{list(value.index)}"
-    number = value.label.removeprefix("output ")
-    if number.isdecimal() and value.rank < len(program.ranks):
+    if 0 <= value.rank < len(program.ranks):
         returned = program.graphs[program.ranks[value.rank].graph].output_node().args[0]
-        for keys, _ in tree_leaves_with_path(returned)[int(number) :][:1]:
-            if any(isinstance(key, MappingKey) for key in keys):
-                names = [str(key.key) if isinstance(key, MappingKey) else str(getattr(key, "idx", key)) for key in keys]
-                place += f" ({'.'.join(names)})"
+        paths = {f"output {number}": keys for number, (keys, _) in enumerate(tree_leaves_with_path(returned))}
+        keys = paths.get(value.label, ())
+        if any(isinstance(key, MappingKey) for key in keys):
+            names = [str(key.key) if isinstance(key, MappingKey) else str(getattr(key, "idx", key)) for key in keys]
+            place += f" ({'.'.join(names)})"
     return sanitize(place)
 
 

@@ -232,6 +232,19 @@ def test_gradients_that_outlive_a_step_refute(monkeypatch: pytest.MonkeyPatch) -
     assert refuted(DistributedDataParallelPass, program(**MODEL)) == {"wrong-value"}
 
 
+def test_only_updates_may_be_refused_by_dtensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+
+    def refusing(*given: Any, **named: Any) -> None:
+        raise RuntimeError("this reduction is not supported")
+
+    (doubt,) = judged(FullyShard, program(stages=("mm",), optimizer="sgd"), {"kernels": "fused"}).doubts
+    assert doubt.reason == "declined"
+    assert "does not have a sharding strategy" in doubt.detail
+    monkeypatch.setattr(_fsdp_param_group, "foreach_reduce", refusing)
+    assert refuted(FullyShard, program(stages=("mm",))) == {"pass-raised"}
+
+
 def test_updates_that_read_values_are_declined(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(self: Any, closure: Any = None) -> None:
         for one in self.param_groups[0]["params"]:

@@ -65,7 +65,8 @@ def test_outputs_of_dicts_are_called_by_their_names() -> None:
         ("input 'x' after the run", "input 'x' after the run[1]"),
     ]:
         assert place_of(RankValue(1, label, (1,), 0.0, 1.0), given) == place
-    assert place_of(RankValue(5, "output 1", (), 0.0, 1.0), given) == "output 1[]"
+    for rank in (-3, 5):
+        assert place_of(RankValue(rank, "output 1", (), 0.0, 1.0), given) == "output 1[]"
 
 
 # ------------------------------------------------------------------------------------------------------- texts of others

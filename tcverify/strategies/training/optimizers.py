@@ -117,7 +117,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 }
 
 
-def clipped(how: str, grads: Sequence[Tensor]) -> list[Tensor]:
+def _clipped(how: str, grads: Sequence[Tensor]) -> list[Tensor]:
     """Gradients as `clip_grad_norm_` leaves them.
 
     Args:
@@ -146,7 +146,7 @@ def traced_update(optimizer: str, clip: str, number: int, shapes: tuple[tuple[in
     kept = 0 if number == 1 else len(rule(1, torch.zeros(1), torch.zeros(1), (0.0, 0.0))[1])
 
     def run(*given: Tensor) -> list[Tensor]:
-        grads = clipped(clip, given[many : 2 * many])
+        grads = _clipped(clip, given[many : 2 * many])
         states = [given[2 * many + k * kept : 2 * many + (k + 1) * kept] or (0.0, 0.0) for k in range(many)]
         both = [rule(number, p, g, state) for p, g, state in zip(given, grads, states, strict=False)]
         return [*(p for p, _ in both), *grads, *(one for _, state in both for one in state)]
@@ -155,4 +155,4 @@ def traced_update(optimizer: str, clip: str, number: int, shapes: tuple[tuple[in
     return make_fx(run)(*map(torch.zeros, given)).graph  # a tensor each: the same one twice would be one input
 
 
-__all__ = ["CLIPS", "EPS", "MAX_NORM", "OPTIMIZERS", "Optimizer", "clipped", "traced_update"]
+__all__ = ["CLIPS", "MAX_NORM", "OPTIMIZERS", "Optimizer", "traced_update"]
