@@ -28,7 +28,6 @@ REASONS = {
     "monitored_barrier_": "it depends on a timeout",
     "recv_any_source_": "its peer depends on timing",
     "reduce_": "no functional collective reduces on one rank",
-    "scatter_": "no functional collective scatters from one rank",
 }
 
 
@@ -242,6 +241,20 @@ class _Rewriter:
         val = _val(joined).new_empty([sum(received), *_val(joined).shape[1:]])
         whole = self._start("all_to_all_single", val, joined, received, sent)
         return self._given_out(whole, given["output_tensors"], received), None
+
+    def _scatter(self, node: fx.Node, given: dict[str, Any]) -> Any:
+        """As an all_to_all to which only the root contributes."""
+        (out,), root = given["output_tensors"], given["root_rank"]
+        if _val(out) is None or not _val(out).dim():
+            raise ProgramError(
+                f"node '{node.name}' scatters to a tensor without dims", "scatter tensors of one element"
+            )
+        if self._group.rank() == root:
+            x, sent = self._joined(node, given["input_tensors"][0])
+        else:
+            x, sent = self._add("aten::slice.Tensor", _val(out)[:0], out, 0, 0, 0), [0] * self._size
+        received = [_val(out).shape[0] if rank == root else 0 for rank in range(self._size)]
+        return [self._copy(out, self._start("all_to_all_single", _val(out), x, received, sent))], None
 
     def _barrier(self, node: fx.Node, given: dict[str, Any]) -> None:
         self._add("p2p::barrier", None, self._name)

@@ -7,12 +7,13 @@ Every op is recorded, with the collectives that are asked of process groups. At 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
 from torch import fx, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
@@ -22,11 +23,12 @@ from tcverify.errors import ProgramError, Unsupported
 from tcverify.program.builder import has_effect
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compat import forget_shardings, shardings_untraced
-from tcverify.pytorch.dtensor import declining
+from tcverify.pytorch.dtensor import declining, device_mesh
 from tcverify.pytorch.recording import OpRecorder
+from tcverify.pytorch.state_dicts import restore
 from tcverify.pytorch.training_steps import read_step, with_inputs_of
 from tcverify.strategies.training.data_parallel import data_parallel_program
-from tcverify.strategies.training.model import BATCH, SHIFT, Model, TrainingStep
+from tcverify.strategies.training.model import BATCH, SHARED, SHIFT, Model, TrainingStep
 from tcverify.strategies.training.optimizers import CLIPS, MAX_NORM, OPTIMIZERS
 
 Tensor = torch.Tensor
@@ -40,7 +42,11 @@ class DataParallelPass(TorchPass):
             without gradients in front of each forward.
         recompute: whether the backward computes the forward of each stage again.
         kernels: how the optimizer goes through parameters: one "by one", all "together" (`foreach`), or "fused".
+        given: what the optimizer is given: parameters that are "trained", "all", or "groups" of all by their numbers of dims.
+        aliases: whether parameters that layers share have two names.
         zeroed: whether gradients are set to zeros in front of the next step, and not to None.
+        restored: whether a new model and a new optimizer take the next step, and how the state goes over into them: "no", or as
+            `restore` takes it.
 
     Raises:
         Unsupported: the program is no such training step, or the wrapper refuses its model.
@@ -64,23 +70,17 @@ class DataParallelPass(TorchPass):
     ) -> dict[str, Any]:
         """Train the model, and return what the training step returns."""
         (returned,) = (node.args[0] for node in gm.graph.nodes if node.op == "output")
-        model = Model(step, {name: value.clone() for name, value in values.items()})
-        if options["recompute"]:
-            for stage in model.stages:
-                stage.forward = functools.partial(checkpoint, stage.forward, use_reentrant=False)
-        wrapped = self.wrapped(model, step, gm, options)
-        params = {name.rpartition(".")[2]: one for name, one in wrapped.named_parameters()}
-        read = {name: params[name] for name in returned["grads"]}
+        wrapped, params, update = self._made(gm, step, values, options)
         scale = self.scale(gm.meta["groups"], options)
-        update = None
-        if step.optimizer:
-            told = _optimizer_arguments(step, params, returned["grads"], options)
-            kind = functools.partial(getattr(torch.optim, OPTIMIZERS[step.optimizer].torch), **told)
-            update = self.optimizer(kind, [one for one in params.values() if one.requires_grad], gm, options)
         losses: list[Tensor] = []
         outputs: list[Tensor] = []
         for number in range(step.steps):
-            if number and update is not None:
+            if number and options["restored"] != "no":
+                saved = wrapped, update
+                wrapped, params, update = self._made(gm, step, values, options)
+                every = {name for name, one in params.items() if one.requires_grad} == {*returned["grads"]}
+                restore(saved, (wrapped, update), options["restored"], mesh_of(gm), strict=every)
+            elif number and update is not None:
                 update.zero_grad(set_to_none=not options["zeroed"])
             lost, given = self._train(wrapped, step, values, options)
             losses += lost
@@ -92,24 +92,43 @@ class DataParallelPass(TorchPass):
             if step.clip:
                 torch.nn.utils.clip_grad_norm_(params.values(), MAX_NORM, CLIPS[step.clip])
             found = {
-                name: _whole(grads[name]).clone() if name in grads else torch.zeros(one.shape)
-                for name, one in read.items()
+                name: _whole(grads[name]).clone() if name in grads else torch.zeros(params[name].shape)
+                for name in returned["grads"]
             }
             if update is not None:
                 with declining("DTensor"):
                     update.step()  # it may use the memory of gradients
-        kept = {} if update is None else {"params": {name: _whole(one.detach()) for name, one in read.items()}}
+        kept = {} if update is None else {"params": {name: _whole(params[name].detach()) for name in found}}
         return {"losses": losses, "outputs": tuple(outputs), "grads": found, **kept}
+
+    def _made(
+        self, gm: fx.GraphModule, step: TrainingStep, values: Mapping[str, Tensor], options: Mapping[str, Any]
+    ) -> tuple[nn.Module, dict[str, nn.Parameter], Any]:
+        """Make the model as the wrapper trains it, its parameters by name, and what updates them."""
+        (returned,) = (node.args[0] for node in gm.graph.nodes if node.op == "output")
+        model = Model(step, {name: value.clone() for name, value in values.items()})
+        if options["recompute"]:
+            for stage in model.stages:
+                stage.forward = functools.partial(checkpoint, stage.forward, use_reentrant=False)
+        if options["aliases"]:
+            _alias(model, step)
+        wrapped = self.wrapped(model, step, gm, options)
+        params = {name.rpartition(".")[2]: one for name, one in wrapped.named_parameters()}
+        if not step.optimizer:
+            return wrapped, params, None
+        told = _optimizer_arguments(step, params, returned["grads"], options)
+        kind = functools.partial(getattr(torch.optim, OPTIMIZERS[step.optimizer].torch), **told)
+        return wrapped, params, self.optimizer(kind, _GROUPED[options["given"]](wrapped), gm, options)
 
     def wrapped(self, model: Model, step: TrainingStep, gm: fx.GraphModule, options: Mapping[str, Any]) -> nn.Module:
         """The model as the wrapper trains it."""
         raise NotImplementedError
 
-    def optimizer(self, kind: Any, params: list[nn.Parameter], gm: fx.GraphModule, options: Mapping[str, Any]) -> Any:
+    def optimizer(self, kind: Any, params: list[Any], gm: fx.GraphModule, options: Mapping[str, Any]) -> Any:
         """The optimizer that updates the model.
 
         Args:
-            kind: makes one of parameters, as its class does.
+            kind: makes one of parameters or groups of them, as its class does.
         """
         return kind(params)
 
@@ -149,6 +168,36 @@ class DataParallelPass(TorchPass):
         return [_whole(loss.detach()) for loss in losses], [
             torch.cat(list(each)) for each in zip(*outputs, strict=True)
         ]
+
+
+def _alias(model: Model, step: TrainingStep) -> None:
+    """Give each parameter that a layer shares another name in its stage, as code does that ties weights."""
+    for number, stage in enumerate(model.stages):
+        for layer, read in step.layers(number):
+            if layer in SHARED:
+                name = next(iter(read))
+                stage.register_parameter(f"{name}_again", getattr(stage, name))
+
+
+def _by_dims(model: nn.Module) -> list[dict[str, Any]]:
+    params = list(model.parameters())
+    return [{"params": [one for one in params if one.dim() == dims]} for dims in sorted({one.dim() for one in params})]
+
+
+#: What an optimizer is given of the parameters of a model.
+_GROUPED: Mapping[str, Callable[[nn.Module], list[Any]]] = {
+    "trained": lambda model: [one for one in model.parameters() if one.requires_grad],
+    "all": lambda model: list(model.parameters()),
+    "groups": _by_dims,
+}
+
+
+def mesh_of(gm: fx.GraphModule) -> DeviceMesh:
+    """The mesh of a module: the same object each time, as a training script has one."""
+    if "mesh" not in gm.meta:
+        gm.meta["mesh"] = device_mesh(gm.meta["groups"], gm.meta["world_size"], gm.meta["rank"])
+    found: DeviceMesh = gm.meta["mesh"]
+    return found
 
 
 def _optimizer_arguments(
@@ -216,12 +265,15 @@ class _Collectives(OpRecorder):
     def finish(self, returned: Any) -> fx.GraphModule:
         """The recorded graph, with functional collectives."""
         self.graph.output(pytree.tree_map_only(Tensor, self.node, returned))
+        self.describe()
         try:
             made = to_functional_collectives(fx.GraphModule(self._root, self.graph))
         except ProgramError as error:
             raise Unsupported(str(error)) from error
         made.graph.eliminate_dead_code(has_effect)
+        for node in made.graph.nodes:
+            node.meta.pop("val", None)
         return made
 
 
-__all__ = ["DataParallelPass"]
+__all__ = ["DataParallelPass", "mesh_of"]

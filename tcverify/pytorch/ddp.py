@@ -58,9 +58,11 @@ class DistributedDataParallelPass(DataParallelPass):
         made.register_comm_hook(None, _averaging(group))
         return made
 
-    def optimizer(self, kind: Any, params: list[nn.Parameter], gm: fx.GraphModule, options: Mapping[str, Any]) -> Any:
+    def optimizer(self, kind: Any, params: list[Any], gm: fx.GraphModule, options: Mapping[str, Any]) -> Any:
         if options["shards"] == "no":
             return super().optimizer(kind, params, gm, options)
+        if options["restored"] != "no":
+            raise Unsupported("ZeroRedundancyOptimizer gives its state to one rank only, and by objects")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # other optimizers of this package are scripts for TorchScript
             from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -13,8 +13,7 @@ from torch import fx, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from tcverify.errors import Unsupported
-from tcverify.pytorch.data_parallel import DataParallelPass
-from tcverify.pytorch.dtensor import device_mesh
+from tcverify.pytorch.data_parallel import DataParallelPass, mesh_of
 from tcverify.strategies.training.data_parallel import TENSOR_PARALLEL
 from tcverify.strategies.training.model import Model, TrainingStep
 
@@ -45,7 +44,7 @@ class FullyShard(DataParallelPass):
         groups = gm.meta["groups"]
         if len(groups) not in (1, 2):
             raise Unsupported(f"the mesh has {len(groups)} dims, and FSDP2 takes one or two")
-        mesh = device_mesh(groups, gm.meta["world_size"], gm.meta["rank"])
+        mesh = mesh_of(gm)
         shard(model, options, [len(members) for members in groups.values()], mesh=mesh)
         return model
 

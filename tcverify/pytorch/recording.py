@@ -62,7 +62,7 @@ class OpRecorder(TorchDispatchMode):
         self.graph = fx.Graph()
         self._roots: dict[int, tuple[fx.Node, Tensor]] = {}  # by storage: what it was first seen as
         self._views: dict[tuple[Any, ...], fx.Node] = {}
-        self._kept: list[Tensor] = []
+        self._kept: list[tuple[fx.Node, Tensor]] = []
         self._unknown: set[int] = set()  # storages whose values depend on those of inputs
 
     def input(self, name: str, value: Tensor) -> None:
@@ -77,33 +77,31 @@ class OpRecorder(TorchDispatchMode):
         if key in self._views:
             return self._views[key]
         if _storage(value) not in self._roots:
-            self._hold(value, self._allocated(value))
+            self._allocate(value)
             if key in self._views:
                 return self._views[key]
         root, _ = self._roots[_storage(value)]
         node = self._call("aten::as_strided", root, list(value.shape), list(value.stride()), value.storage_offset())
         self._views[key] = node
-        self._kept.append(value)
+        self._kept.append((node, value))
         return node
 
-    def _allocated(self, value: Tensor) -> fx.Node:
-        """Memory that has come from elsewhere, as large as the storage of a tensor."""
-        shape, stride = list(value.shape), list(value.stride())
+    def describe(self) -> None:
+        """Give each node its tensor as metadata."""
+        for node, value in self._kept:
+            node.meta["val"] = value
+
+    def _allocate(self, value: Tensor) -> None:
+        """Add memory that has come from elsewhere: the whole storage of a tensor."""
         size = value.untyped_storage().nbytes() // max(value.itemsize, 1)
-        spread = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if value.numel() else 0
-        if value.storage_offset() or spread != size:
-            shape, stride = [size], [1]
-            whole = torch.as_strided(value, shape, stride, 0)
-            node = self._call("aten::empty_strided", shape, stride, dtype=value.dtype)
-            self._hold(whole, node)
-            return node
-        return self._call("aten::empty_strided", shape, stride, dtype=value.dtype)
+        node = self._call("aten::empty_strided", [size], [1], dtype=value.dtype)
+        self._hold(torch.as_strided(value, [size], [1], 0), node)
 
     def _hold(self, value: Tensor, node: fx.Node) -> None:
         if _storage(value) not in self._roots:
             self._roots[_storage(value)] = node, value
             self._views[_layout(value)] = node
-        self._kept.append(value)
+        self._kept.append((node, value))
 
     def _call(self, op: str, *args: Any, **kwargs: Any) -> fx.Node:
         return self.graph.call_function(resolve(op), args, kwargs)
@@ -151,7 +149,7 @@ class OpRecorder(TorchDispatchMode):
     def _made(self, value: Tensor, node: fx.Node) -> None:
         if _storage(value) in self._roots:
             self._views[_layout(value)] = node
-            self._kept.append(value)
+            self._kept.append((node, value))
         else:
             self._hold(value, node)
 

@@ -139,7 +139,10 @@ _TRAINING_DRAWS: Mapping[str, tuple[Any, ...]] = {
     "order": ("alternate", "together", "evaluated"),
     "recompute": _FLAG,
     "kernels": ("by one", "together", "fused"),
+    "given": ("trained", "all", "groups"),
+    "aliases": _FLAG,
     "zeroed": _FLAG,
+    "restored": ("no", "shards", "flat", "full", "flat and full", "broadcast"),
 }
 
 _FULLY_SHARD_DRAWS: Mapping[str, tuple[Any, ...]] = {

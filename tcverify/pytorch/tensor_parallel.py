@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.utils import _pytree as pytree
 
 from tcverify.errors import Unsupported
-from tcverify.pytorch.dtensor import declining, device_mesh
+from tcverify.pytorch.data_parallel import mesh_of
+from tcverify.pytorch.dtensor import declining
 from tcverify.pytorch.fully_shard import FullyShard, shard
 from tcverify.strategies.training.data_parallel import TENSOR_PARALLEL
 from tcverify.strategies.training.model import Model, TrainingStep
@@ -45,16 +46,15 @@ class TensorParallel(FullyShard):
         data = tuple(name for name in groups if name != TENSOR_PARALLEL)
         if TENSOR_PARALLEL not in groups or len(data) > 2:
             raise Unsupported(f"the mesh has no dim '{TENSOR_PARALLEL}', or more than two others")
-        mesh = device_mesh(groups, gm.meta["world_size"], gm.meta["rank"])
+        mesh = mesh_of(gm)
         whole = bool(data) and options["whole"] != "no"
         layout = _Layout(mesh if whole else mesh[TENSOR_PARALLEL], len(data) if whole else 0)
-        for number, (name, one) in enumerate(list(model.named_parameters())):
-            owner, _, own = name.rpartition(".")
+        for number, one in enumerate(list(model.parameters())):
             placement = _weight(options["weights"], number, one.dim())
             sharded = distribute_tensor(
                 one.detach(), layout.mesh, layout.over(Replicate(), placement), src_data_rank=None
             )
-            model.get_submodule(owner).register_parameter(own, nn.Parameter(sharded, requires_grad=one.requires_grad))
+            _replace(model, one, nn.Parameter(sharded, requires_grad=one.requires_grad))
         for part in model.stages if options["parts"] == "stage" else [model]:
             part.register_forward_pre_hook(layout.distribute(options["activations"]), with_kwargs=True)
             if options["parts"] != "loss" or whole:
@@ -70,6 +70,14 @@ class TensorParallel(FullyShard):
         from torch.distributed.fsdp import FSDPModule
 
         return super().backward(model, options, last) if isinstance(model, FSDPModule) else nullcontext()
+
+
+def _replace(model: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
+    """Put another parameter where one stands, under all of its names."""
+    for name, one in list(model.named_parameters(remove_duplicate=False)):
+        if one is old:
+            owner, _, own = name.rpartition(".")
+            model.get_submodule(owner).register_parameter(own, new)
 
 
 def _weight(how: str, number: int, dims: int) -> Placement:

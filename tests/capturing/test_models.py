@@ -164,7 +164,12 @@ def test_collectives_of_process_groups_mean_what_torch_says(pool: Pools) -> None
     stacked = torch.stack(xs)
     for rank, result in enumerate(run.ranks):
         total, largest, sent, *more = result.outputs
-        parts, (whole, pile, share, mean, exchanged), pieces, came = more[:3], more[3:8], more[8:11], more[11]
+        parts, (whole, pile, share, mean, exchanged), pieces, (came, handed) = (
+            more[:3],
+            more[3:8],
+            more[8:11],
+            more[11:],
+        )
         torch.testing.assert_close(total, stacked.sum(0))
         assert torch.equal(largest, stacked.amax(0))
         assert torch.equal(sent, xs[1])
@@ -177,6 +182,7 @@ def test_collectives_of_process_groups_mean_what_torch_says(pool: Pools) -> None
         assert torch.equal(exchanged, torch.cat([x[mine] for x in xs]))
         assert torch.equal(torch.cat(pieces), exchanged)
         assert torch.equal(came, xs[0] if rank == 1 else torch.zeros_like(came))
+        assert torch.equal(handed, xs[2][mine])
     verdict = verify(Identity(), program, confirm=pool(3))
     assert (verdict.status, verdict.executors) == ("passed", ["lockstep", "gloo"])
 

@@ -129,6 +129,35 @@ def test_mixed_precision_computes_the_same(wide: str, options: dict[str, Any]) -
     assert cast[0] == 0 < cast[1]
 
 
+RESTORED = ("shards", "flat", "full", "broadcast")
+
+
+@pytest.mark.parametrize("kind", [FullyShard, DistributedDataParallelPass])
+@pytest.mark.parametrize(("restored", "given"), [*zip(RESTORED, itertools.cycle(["trained", "all", "groups"]))])
+def test_a_state_that_is_saved_goes_on_in_a_new_model(kind: type, restored: str, given: str) -> None:
+    for mesh in (grid(3, 1), grid(4, 2))[: 2 if kind is FullyShard else 1]:
+        for optimizer in ("momentum", "amsgrad"):
+            step = program(mesh, **{**MODEL, "optimizer": optimizer, "clip": "2"})
+            verdict = judged(kind, step, {"restored": restored, "given": given, "kernels": "together"})
+            assert verdict.status == "passed", verdict.doubts or verdict.findings
+
+
+@pytest.mark.parametrize("kind", [FullyShard, DistributedDataParallelPass])
+def test_a_state_of_which_nothing_is_known_of_unread_parameters_is_restored(kind: type) -> None:
+    step = program(grid(3, 1), **{**MODEL, "stages": ("unused mm", "scale", "mm"), "optimizer": "adam"})
+    verdict = judged(
+        kind, step, {"restored": "shards", "unused": True} if kind is not FullyShard else {"restored": "full"}
+    )
+    assert verdict.status == "passed", verdict.doubts or verdict.findings
+
+
+@pytest.mark.parametrize("kind", [FullyShard, DistributedDataParallelPass])
+def test_parameters_may_have_two_names(kind: type) -> None:
+    step = program(grid(3, 1), **{**MODEL, "stages": ("linear tied", "scale mm"), "optimizer": "adam"})
+    verdict = judged(kind, step, {"aliases": True, "given": "all"})
+    assert verdict.status == "passed", verdict.doubts or verdict.findings
+
+
 @pytest.mark.parametrize("options", DDP.values(), ids=DDP)
 def test_training_with_buckets_of_gradients_computes_the_same(options: dict[str, Any]) -> None:
     verdict = judged(DistributedDataParallelPass, program(grid(3, 1), **MODEL), options)
@@ -256,6 +285,30 @@ def test_updates_that_read_values_are_declined(monkeypatch: pytest.MonkeyPatch) 
     assert "Python number" in doubt.detail
 
 
+@pytest.mark.parametrize("kind", [FullyShard, DistributedDataParallelPass])
+@pytest.mark.parametrize("lost", ["model", "optimizer"])
+def test_a_state_that_is_not_restored_refutes(kind: type, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.checkpoint import state_dict
+
+    step, options = program(**{**MODEL, "optimizer": "momentum"}), {"restored": "full"}
+    assert judged(kind, step, options).status == "passed"
+    if lost == "model":
+        monkeypatch.setattr(state_dict, "_load_model_state_dict", lambda model, *others: None)
+    else:
+        monkeypatch.setattr(state_dict, "_load_optim_state_dict", lambda model, *others: None)
+    assert refuted(kind, step, options) == {"wrong-value"}
+
+
+def test_each_rank_takes_what_the_first_one_sends() -> None:
+    step = program(grid(3, 1), **{**MODEL, "optimizer": "adam"})
+    sent = {
+        (how, op): calls(FullyShard, step, {"restored": how}, op) > 0
+        for how in ("full", "broadcast")
+        for op in ("broadcast", "all_to_all")
+    }
+    assert [found for found, some in sent.items() if some] == [("full", "all_to_all"), ("broadcast", "broadcast")]
+
+
 def _never(announce: Callable[..., None]) -> Callable[..., None]:
     return lambda self, value, **named: announce(self, False, **named)
 
@@ -280,13 +333,18 @@ def test_what_the_wrappers_do_not_take_is_declined() -> None:
     for kind, given, why in [
         (DistributedDataParallelPass, unread, "gets no gradient"),
         (DistributedDataParallelPass, program(grid(4, 2)), "takes one"),
+        (DistributedDataParallelPass, program(**MODEL), "ZeroRedundancyOptimizer gives"),
         (FullyShard, program(grid(4, 2)), "PREMUL_SUM"),
         (FullyShard, program(Mesh.grid({"a": 1, "b": 1, "c": 2})), "one or two"),
         (FullyShard, program(Mesh(1, ())), "no dims"),
         (FullyShard, program(stages=("unused mm", "mm"), optimizer="adamw"), "gets no gradient, and decays"),
         (FullyShard, replace(program(), options=TrainingStep(stages=("mm",)).options()), "is not the training step"),
     ]:
-        verdict = judged(kind, given, {"divide": "ranks"} if "PREMUL" in why else {})
+        told = {
+            "PREMUL_SUM": {"divide": "ranks"},
+            "ZeroRedundancyOptimizer gives": {"shards": "buckets", "restored": "full"},
+        }
+        verdict = judged(kind, given, told.get(why, {}))
         assert verdict.status == "inconclusive"
         assert [(doubt.reason, why in doubt.detail) for doubt in verdict.doubts] == [("declined", True)], verdict.doubts
     assert judged(DistributedDataParallelPass, unread, {"unused": True}).status == "passed"
@@ -325,6 +383,22 @@ def test_a_static_graph_fails_where_the_first_backward_does_not_reduce() -> None
     """A finding; its folder has a script."""
     assert refuted(DistributedDataParallelPass, program(), {"static": True, "sync": "last"}) == {"pass-raised"}
     assert judged(DistributedDataParallelPass, program(), {"static": True}).status == "passed"
+
+
+@pytest.mark.parametrize(
+    ("stages", "optimizer", "options"),
+    [
+        (("mm",), "sgd", {"restored": "full"}),
+        (("mm",), "adam", {"restored": "flat and full"}),
+        (("unused",), "adam", {"restored": "flat"}),
+        (("mm tied",), "adam", {"restored": "full", "aliases": True}),
+    ],
+)
+def test_some_states_cannot_be_loaded(stages: tuple[str, ...], optimizer: str, options: dict[str, Any]) -> None:
+    """Findings; their folders have scripts."""
+    given = program(stages=stages, optimizer=optimizer, steps=2)
+    assert refuted(FullyShard, given, options) == {"pass-raised"}
+    assert judged(FullyShard, given, {**options, "restored": "shards"}).status == "passed"
 
 
 def test_gradients_of_parameters_in_one_shard_are_divided_twice() -> None:

@@ -43,7 +43,9 @@ def everything() -> fx.GraphModule:
             dist.send(x, 1, tag=3)
         elif rank == 1:
             dist.recv(came, 0, tag=3)
-        return total, largest, sent, parts, whole, stacked, share, mean, exchanged, pieces, came
+        handed = x.new_empty(2, 2)
+        dist.scatter(handed, list(x.split(2)) if rank == 2 else None, src=2)
+        return total, largest, sent, parts, whole, stacked, share, mean, exchanged, pieces, came, handed
 
     return _traced(function)
 
