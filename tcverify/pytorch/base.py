@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tcverify.errors import UsageError
+from tcverify.errors import Unsupported, UsageError
 from tcverify.program import Contract
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
 from tcverify.pytorch.groups import groups_of
@@ -50,6 +50,12 @@ class TorchPass:
 
     def __call__(self, gm: fx.GraphModule) -> fx.GraphModule | None:
         options = self.chosen(gm.meta.get("options", {}), self._fixed)
+        facts = SUBJECTS[self.name.removeprefix(PREFIX)]
+        for name, value in options.items():
+            if value != facts.draws[name][0] and facts.lacks(name):
+                raise Unsupported(
+                    f"option {name} is {value!r:.60}, and torch {torch.__version__} has no {facts.lacks(name)}"
+                )
         with _quiet(), groups_of(gm), _fake_mode_of(gm):
             return self.rewrite(gm, options)
 

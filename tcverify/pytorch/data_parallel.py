@@ -144,30 +144,58 @@ class DataParallelPass(TorchPass):
         """
         return nullcontext()
 
+    def before_step(self, model: Any, run: Callable[[], Tensor], stage: int, options: Mapping[str, Any]) -> None:
+        """What is done in front of a step.
+
+        Args:
+            run: the forward of the first microbatch; gives its loss.
+            stage: one that it runs.
+        """
+
+    def after_backward(self, model: Any, options: Mapping[str, Any], last: bool) -> None:
+        """What is done behind a backward.
+
+        Args:
+            last: as in `backward`.
+        """
+
     def _train(
         self, model: nn.Module, step: TrainingStep, values: Mapping[str, Tensor], options: Mapping[str, Any]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """One step: the losses of the microbatches, and the outputs of the batch."""
-        rows, order = step.rows // step.microbatches, options["order"]
+        order = options["order"]
         losses: list[Tensor] = []
         outputs = []
+        stages = step.running(0)
+        self.before_step(model, lambda: _forward(model, step, values, 0)[1], stages[len(stages) // 2], options)
         for number in range(step.microbatches):
-            batch = {name: values[name][number * rows : (number + 1) * rows] for name in BATCH if name in values}
-            given = batch["x"], batch.get(SHIFT), number
+            last = number == step.microbatches - 1 or order == "together"
             if order == "evaluated":
                 with torch.no_grad():
-                    model(*given)
-            with self.backward(model, options, number == step.microbatches - 1 or order == "together"):
-                output = model(*given)
-                losses.append(step.loss_of(output, _like(output[0], batch["target"])))
+                    _forward(model, step, values, number)
+            with self.backward(model, options, last):
+                output, loss = _forward(model, step, values, number)
+                losses.append(loss)
                 if order != "together":
-                    losses[-1].backward()
+                    loss.backward()
+                    self.after_backward(model, options, last)
             outputs.append([_whole(one.detach()) for one in output])
         if order == "together":
             functools.reduce(torch.add, losses).backward()
+            self.after_backward(model, options, last=True)
         return [_whole(loss.detach()) for loss in losses], [
             torch.cat(list(each)) for each in zip(*outputs, strict=True)
         ]
+
+
+def _forward(
+    model: nn.Module, step: TrainingStep, values: Mapping[str, Tensor], number: int
+) -> tuple[tuple[Any, ...], Tensor]:
+    """The outputs of a microbatch, and its loss."""
+    rows = step.rows // step.microbatches
+    batch = {name: values[name][number * rows : (number + 1) * rows] for name in BATCH if name in values}
+    output = model(batch["x"], batch.get(SHIFT), number)
+    return output, step.loss_of(output, _like(output[0], batch["target"]))
 
 
 def _alias(model: Model, step: TrainingStep) -> None:

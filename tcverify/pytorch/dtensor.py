@@ -76,10 +76,30 @@ class DTensorProgram(TorchPass):
         placements = {name: str(value) for name, value in options.items()}
 
         def run(*given: torch.Tensor) -> Any:
-            return _Run(mesh, gm.meta["groups"], placements).run(gm.graph, given)
+            with self.running():
+                return _Run(mesh, gm.meta["groups"], placements).run(gm.graph, given)
 
         traced = trace_ops(run, [node for node in gm.graph.nodes if node.op == "placeholder"])
         return fx.GraphModule(gm, _written(gm.graph, traced))
+
+    def running(self) -> contextlib.AbstractContextManager[None]:
+        """What surrounds the ops of a program."""
+        return contextlib.nullcontext()
+
+
+class LossParallel(DTensorProgram):
+    """Runs the graph on DTensors under `loss_parallel`, which computes cross entropy of sharded classes, and its gradient."""
+
+    name = "torch:loss_parallel"
+
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        return Pipeline(unreachable="no setting brings it about")
+
+    def running(self) -> contextlib.AbstractContextManager[None]:
+        from torch.distributed.tensor.parallel import loss_parallel
+
+        return loss_parallel()
 
 
 def _require_own_memory(graph: fx.Graph) -> None:
@@ -207,12 +227,28 @@ def trace_ops(run: Callable[..., Any], placeholders: Sequence[fx.Node], by: str 
         warnings.simplefilter("ignore")
         traced = make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
     live = _live(traced.graph)
-    for node in reversed(traced.graph.nodes):
+    for node in reversed(list(traced.graph.nodes)):
         if node not in live:
             traced.graph.erase_node(node)
         elif node.op == "get_attr":
-            raise Unsupported(f"{by} makes a constant of rank-dependent values ('{node.target}')")
+            _write_out(node, getattr(traced, str(node.target)), by)
     return traced
+
+
+def _write_out(node: fx.Node, value: torch.Tensor, by: str) -> None:
+    """Replace a constant of one element, a number that code has written, by an op that makes it.
+
+    Raises:
+        Unsupported: it has others.
+    """
+    if value.numel() != 1:
+        raise Unsupported(f"{by} makes a constant of rank-dependent values ('{node.target}')")
+    with node.graph.inserting_before(node):
+        made = node.graph.call_function(
+            torch.ops.aten.full.default, (list(value.shape), value.item()), {"dtype": value.dtype}
+        )
+    node.replace_all_uses_with(made)
+    node.graph.erase_node(node)
 
 
 @contextlib.contextmanager
@@ -286,7 +322,10 @@ class _Run:
                 args, kwargs = map_aggregate(
                     (node.args, node.kwargs), lambda one: known(one) if isinstance(one, fx.Node) else one
                 )
-                values[node] = self._placed(pytree.tree_map(self._distributed, node.target(*args, **kwargs)), node.name)
+                found = node.target(*args, **kwargs)
+                if not any(isinstance(one, DTensor) for one in pytree.tree_leaves((args, kwargs))):
+                    found = pytree.tree_map(self._distributed, found)
+                values[node] = self._placed(found, node.name)
         raise Unsupported("the graph has no output")
 
     def _given(self, one: _Input) -> DTensor:
@@ -394,4 +433,4 @@ def _live(graph: fx.Graph) -> set[fx.Node]:
     return live
 
 
-__all__ = ["DTensorProgram", "declining", "device_mesh", "distribute", "read_placements", "trace_ops"]
+__all__ = ["DTensorProgram", "LossParallel", "declining", "device_mesh", "distribute", "read_placements", "trace_ops"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import fx, nn
 from torch.distributed.tensor import DTensor, Shard
 
@@ -34,6 +35,11 @@ class FullyShard(DataParallelPass):
         sums: whether collectives only sum.
         zeros: whether parameters without gradients are reduced as zeros.
         unshard: whether each stage is told to gather its parameters before a forward.
+        hook: whether replicas average gradients in a hook (`set_all_reduce_hook`), and FSDP2 knows the shards only.
+        aborted: what raises in front of each step, a "forward" or a "backward", which is caught (`reset_iter_state`).
+        finalized: who finalizes a backward: FSDP2 ("automatic"), or the script ("manual"), perhaps by a "handle".
+        buffers: most buffers of gradients that are reduced at a time.
+        storage: whether parameters keep the memory in which they were gathered.
         wide: what is computed in float64, by the policy for mixed precision: nothing ("no"), "forward and backward", the
             reduction of gradients ("reductions"), or "all".
     """
@@ -44,12 +50,18 @@ class FullyShard(DataParallelPass):
         groups = gm.meta["groups"]
         if len(groups) not in (1, 2):
             raise Unsupported(f"the mesh has {len(groups)} dims, and FSDP2 takes one or two")
-        mesh = mesh_of(gm)
-        shard(model, options, [len(members) for members in groups.values()], mesh=mesh)
+        mesh, sizes = mesh_of(gm), [len(members) for members in groups.values()]
+        if options["hook"] and len(sizes) > 1:
+            shard(model, options, sizes[1:], mesh=mesh[tuple(groups)[1]])
+            _average_in_hook(model, mesh.get_group(0))
+        else:
+            shard(model, options, sizes, mesh=mesh)
         return model
 
     def scale(self, groups: Mapping[str, tuple[int, ...]], options: Mapping[str, Any]) -> float:
         sizes = [len(members) for name, members in groups.items() if name != TENSOR_PARALLEL]
+        if options["hook"] and TENSOR_PARALLEL not in groups:
+            return 1
         return _divisor(options, sizes) / math.prod(sizes) if sizes else 1
 
     def backward(self, model: Any, options: Mapping[str, Any], last: bool) -> AbstractContextManager[None]:
@@ -68,6 +80,49 @@ class FullyShard(DataParallelPass):
             model.set_is_last_backward(last)
         return nullcontext()
 
+    def before_step(self, model: Any, run: Callable[[], torch.Tensor], stage: int, options: Mapping[str, Any]) -> None:
+        if options["aborted"] != "no":
+            with self.backward(model, options, last=False):
+                _abort(model.stages[stage], run, options["aborted"])
+            model.reset_iter_state()
+            model.zero_grad()
+
+    def after_backward(self, model: Any, options: Mapping[str, Any], last: bool) -> None:
+        if options["finalized"] != "automatic" and (last or options["sync"] == "each"):
+            handle = model.finalize_backward(async_op=options["finalized"] == "handle")
+            if handle is not None:
+                handle.wait()
+
+
+class _Aborted(Exception):
+    """What a step raises that is aborted."""
+
+
+def _abort(stage: nn.Module, run: Callable[[], torch.Tensor], where: str) -> None:
+    """Raise in front of the forward or the backward of a stage, and catch that."""
+
+    def abort(*given: Any) -> None:
+        raise _Aborted
+
+    def abort_backward(module: nn.Module, given: Any, outputs: Any) -> None:
+        for one in outputs if isinstance(outputs, tuple) else (outputs,):
+            if one.requires_grad:
+                one.register_hook(abort)
+
+    hook = stage.register_forward_pre_hook(abort) if where == "forward" else stage.register_forward_hook(abort_backward)
+    with suppress(_Aborted):
+        run().backward()
+    hook.remove()
+
+
+def _average_in_hook(model: Model, group: dist.ProcessGroup) -> None:
+    """Average the gradients that FSDP2 has reduced over replicas of which it does not know."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for one in model.modules():
+        if isinstance(one, FSDPModule):
+            one.set_all_reduce_hook(lambda reduced: dist.all_reduce(reduced, dist.ReduceOp.AVG, group))
+
 
 def shard(model: Model, options: Mapping[str, Any], sizes: Sequence[int], **told: Any) -> None:
     """Call `fully_shard` as the options of `FullyShard` say.
@@ -77,10 +132,12 @@ def shard(model: Model, options: Mapping[str, Any], sizes: Sequence[int], **told
         told: arguments of `fully_shard`, in addition.
 
     Raises:
-        Unsupported: this torch lacks a setting.
+        Unsupported: settings exclude each other.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+    if options["finalized"] != "automatic" and options["sync"] == "all_reduce":
+        raise Unsupported("gradients that are not reduced over replicas yet cannot be finalized")
     told["reshard_after_forward"] = options["reshard"]
     if options["wide"] != "no":
         told["mp_policy"] = MixedPrecisionPolicy(**_WIDE[options["wide"]], output_dtype=torch.float32)
@@ -94,6 +151,9 @@ def shard(model: Model, options: Mapping[str, Any], sizes: Sequence[int], **told
     fully_shard(model, **told)
     for one in (one for one in model.modules() if isinstance(one, FSDPModule)):
         _set(one, options, sizes)
+    if options["finalized"] != "automatic":
+        root: Any = model
+        root.set_manual_backward_finalization(True)
     if options["prefetch"] and options["units"] == "each":
         for one, following in itertools.pairwise(stages):
             one.set_modules_to_forward_prefetch([following])
@@ -109,14 +169,16 @@ _WIDE: Mapping[str, Mapping[str, Any]] = {
 
 
 def _set(module: Any, options: Mapping[str, Any], sizes: Sequence[int]) -> None:
-    """Set how the gradients of a module are reduced."""
+    """Set how a module gathers parameters and reduces gradients."""
     if options["divide"] != "mean":
         module.set_gradient_divide_factor(float(_divisor(options, sizes)))
     module.set_force_sum_reduction_for_comms(options["sums"])
     if options["zeros"]:
-        if not hasattr(module, "set_reduce_scatter_unused_params"):
-            raise Unsupported("FSDP2 of this torch does not reduce zeros")
         module.set_reduce_scatter_unused_params(True, recurse=False)
+    if options["buffers"] > 1:
+        module.set_reduce_scatter_max_input_buffers(options["buffers"], recurse=False)
+    if options["storage"]:
+        module.set_keep_unsharded_storage(True, recurse=False)
 
 
 def _divisor(options: Mapping[str, Any], sizes: Sequence[int]) -> int:

@@ -13,6 +13,7 @@ from tcverify.errors import Unsupported
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compiling import example_inputs
 from tcverify.pytorch.cutting import quiet_places
+from tcverify.pytorch.effects import define_shapes
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
 from tcverify.pytorch.functional_graphs import require_functional
 from tcverify.pytorch.splitting import consecutive_parts, inline_submodules
@@ -34,6 +35,7 @@ class TracedStages(TorchPass):
         from torch.distributed.pipelining import pipeline
 
         require_functional(gm.graph)
+        define_shapes()
         model = _Model(gm, _stages(gm.graph, options["run"]))
         with torch.no_grad():
             pipe = pipeline(model, model.given)

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -32,6 +32,7 @@ class TorchSubject:
         until: the last one; None where the newest has it.
         strategy: which programs give it something to do; names of several are joined by commas.
         draws: values of its options, by name, the default first.
+        needs: what torch has to define for other values of an option than the default, as module:name, by option.
     """
 
     name: str
@@ -42,6 +43,7 @@ class TorchSubject:
     until: str | None = None
     strategy: str = "functional"
     draws: Mapping[str, Sequence[Any]] = field(default_factory=lambda: MappingProxyType({}))
+    needs: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def versions(self) -> str:
@@ -58,6 +60,12 @@ class TorchSubject:
         """Whether this torch has it."""
         module, _, name = self.source.partition(":")
         return name in _defined(module)
+
+    def lacks(self, option: str) -> str:
+        """What this torch lacks for values of an option other than the default, as module:name; empty if nothing."""
+        needed = self.needs.get(option, "")
+        module, _, name = needed.partition(":")
+        return needed if needed and f" def {name}(" not in _source(module) else ""
 
 
 def release(version: str) -> tuple[int, int]:
@@ -82,6 +90,7 @@ def _defined(module: str) -> frozenset[str]:
     return frozenset(name for pair in _DEFINITION.findall(_source(module)) for name in pair if name)
 
 
+@functools.cache
 def _source(module: str) -> str:
     """The text of a module of torch; empty where there is none."""
     torch = importlib.util.find_spec("torch")
@@ -94,7 +103,7 @@ def _source(module: str) -> str:
 
 
 def subject(name: str) -> TorchSubject:
-    """Return the subject that a name with the prefix means.
+    """Return the subject that a name with the prefix means, without values of options that this torch lacks.
 
     Raises:
         UsageError: there is none, or this torch has it not.
@@ -108,7 +117,7 @@ def subject(name: str) -> TorchSubject:
         raise UsageError(
             f"torch {installed_version()} has no {found.source}", f"'{name}' can be verified with {found.versions}"
         )
-    return found
+    return replace(found, draws={name: values for name, values in found.draws.items() if not found.lacks(name)})
 
 
 _BUCKETING = "torch._inductor.fx_passes.bucketing"
@@ -148,8 +157,18 @@ _TRAINING_DRAWS: Mapping[str, tuple[Any, ...]] = {
 _FULLY_SHARD_DRAWS: Mapping[str, tuple[Any, ...]] = {
     "units": ("each", "pairs", "all"), "reshard": (True, False), "sync": ("each", "last", "all_reduce"),
     "keep": _FLAG, "prefetch": _FLAG, "dim": (0, 1), "divide": ("mean", "shards", "ranks"), "sums": _FLAG, "zeros": _FLAG,
-    "unshard": _FLAG, "wide": ("no", "reductions", "all", "forward and backward"), **_TRAINING_DRAWS,
+    "unshard": _FLAG, "hook": _FLAG, "aborted": ("no", "forward", "backward"), "finalized": ("automatic", "manual", "handle"),
+    "buffers": (1, 2), "storage": _FLAG, "wide": ("no", "reductions", "all", "forward and backward"), **_TRAINING_DRAWS,
 }  # fmt: skip
+
+_FSDP2 = "torch.distributed.fsdp._fully_shard._fully_shard"
+_FULLY_SHARD_NEEDS = {
+    "zeros": f"{_FSDP2}:set_reduce_scatter_unused_params",
+    "aborted": f"{_FSDP2}:reset_iter_state",
+    "buffers": f"{_FSDP2}:set_reduce_scatter_max_input_buffers",
+    "finalized": f"{_FSDP2}:set_manual_backward_finalization",
+    "storage": f"{_FSDP2}:set_keep_unsharded_storage",
+}
 
 _OVERLAP_DRAWS: Mapping[str, Sequence[Any]] = {
     "collective_bucketing": (False, True),
@@ -309,6 +328,11 @@ _ALL = (
         strategy="dtensor",
     ),
     TorchSubject(
+        "loss_parallel", "tcverify.pytorch.dtensor:LossParallel",
+        "computes cross entropy of logits whose classes are sharded", "torch.distributed.tensor.parallel.loss:loss_parallel",
+        strategy="cross-entropy",
+    ),
+    TorchSubject(
         "checkpoint", "tcverify.pytorch.checkpoint:Checkpoint",
         "saves tensors as a distributed checkpoint, and loads them in other layouts",
         "torch.distributed.checkpoint.default_planner:DefaultSavePlanner", strategy="dtensor",
@@ -327,7 +351,7 @@ _ALL = (
     TorchSubject(
         "fully_shard", "tcverify.pytorch.fully_shard:FullyShard", "shards the parameters of a model, and trains it (FSDP2)",
         "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup", since="2.10", strategy="training",
-        draws=_FULLY_SHARD_DRAWS,
+        draws=_FULLY_SHARD_DRAWS, needs=_FULLY_SHARD_NEEDS,
     ),
     TorchSubject(
         "tensor_parallel", "tcverify.pytorch.tensor_parallel:TensorParallel",
@@ -337,6 +361,7 @@ _ALL = (
             "weights": ("S0", "S1", "mixed", "R"), "activations": ("R", "S0", "S1"), "parts": ("stage", "model", "loss"),
             "whole": ("no", "shard", "replicate"), **_FULLY_SHARD_DRAWS,
         },
+        needs=_FULLY_SHARD_NEEDS,
     ),
     TorchSubject(
         "ddp", "tcverify.pytorch.ddp:DistributedDataParallelPass",

@@ -67,9 +67,22 @@ class TensorParallel(FullyShard):
         return model
 
     def backward(self, model: Any, options: Mapping[str, Any], last: bool) -> AbstractContextManager[None]:
-        from torch.distributed.fsdp import FSDPModule
+        return super().backward(model, options, last) if _sharded(model) else nullcontext()
 
-        return super().backward(model, options, last) if isinstance(model, FSDPModule) else nullcontext()
+    def before_step(self, model: Any, run: Callable[[], torch.Tensor], stage: int, options: Mapping[str, Any]) -> None:
+        if _sharded(model):
+            super().before_step(model, run, stage, options)
+
+    def after_backward(self, model: Any, options: Mapping[str, Any], last: bool) -> None:
+        if _sharded(model):
+            super().after_backward(model, options, last)
+
+
+def _sharded(model: Any) -> bool:
+    """Whether there is data parallelism, too."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return isinstance(model, FSDPModule)
 
 
 def _replace(model: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:

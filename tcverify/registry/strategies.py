@@ -31,6 +31,7 @@ STRATEGIES: Registry[Callable[..., Any]] = Registry(
         "compiled": "tcverify.strategies:compiled_programs",
         "resharding": "tcverify.strategies:resharding_programs",
         "dtensor": "tcverify.strategies:dtensor_programs",
+        "cross-entropy": "tcverify.strategies:cross_entropy_programs",
         "pipelining": "tcverify.strategies:pipelining_programs",
         "training": "tcverify.strategies:training_programs",
         "tensor-parallel": "tcverify.strategies:tensor_parallel_programs",
@@ -41,12 +42,12 @@ STRATEGIES: Registry[Callable[..., Any]] = Registry(
 DEFAULT_STRATEGY = "mixed"
 
 #: Built-in strategies that are not drawn from together with others: their programs have options, and some meshes, of their own.
-ALONE = ("dtensor", "pipelining", "training", "tensor-parallel")
+ALONE = ("dtensor", "cross-entropy", "pipelining", "training", "tensor-parallel")
 
 #: The numbers of ranks that most strategies draw meshes of, and those of others: whose programs are of whole tensors, which cost
 #: little on more ranks and take other ways on uneven grids.
 WORLD_SIZES = (2, 3, 4)
-_WORLD_SIZES = {"dtensor": (2, 3, 4, 6, 8), "resharding": (2, 3, 4, 5, 6)}
+_WORLD_SIZES = {"dtensor": (2, 3, 4, 6, 8), "cross-entropy": (2, 3, 4, 6, 8), "resharding": (2, 3, 4, 5, 6)}
 
 #: Separates the names of strategies that are drawn from together.
 SEPARATOR = ","

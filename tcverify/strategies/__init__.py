@@ -21,6 +21,7 @@
 | compiled | functional programs, as compilers hand them to their passes: copies into inputs at the end |
 | resharding | tensors that are moved between meshes, resharded, reduced, and computed with in between |
 | dtensor | ops of all kinds on whole tensors, with placements for DTensor to shard them by |
+| cross-entropy | a loss and its gradient on whole tensors, with placements that shard the classes |
 | pipelining | training steps of models in stages, with a schedule of pipeline parallelism for each |
 | training | training steps of such models, on rows that each rank has of its own |
 | tensor-parallel | the same, with ranks of tensor parallel that have the same rows |
@@ -48,6 +49,7 @@ from tcverify.registry.strategies import DEFAULT_STRATEGY, SEPARATOR, join_strat
 from tcverify.strategies import timing
 from tcverify.strategies.argument_forms import with_argument_forms
 from tcverify.strategies.choices import WIDTH, decode_choices, weighted_table
+from tcverify.strategies.dtensor.losses import cross_entropy_programs
 from tcverify.strategies.dtensor.programs import dtensor_programs
 from tcverify.strategies.fsdp.programs import WIDTH as FSDP_WIDTH
 from tcverify.strategies.fsdp.programs import decode_fsdp
@@ -313,6 +315,7 @@ __all__ = [
     "async_tp_programs",
     "bucketing_programs",
     "compiled_programs",
+    "cross_entropy_programs",
     "data_parallel_programs",
     "decode",
     "dtensor_programs",

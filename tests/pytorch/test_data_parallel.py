@@ -24,7 +24,7 @@ from tcverify.ops import qualified_name
 from tcverify.program import VARYING, Mesh, Program
 from tcverify.pytorch.ddp import DistributedDataParallelPass
 from tcverify.pytorch.fully_shard import FullyShard
-from tcverify.pytorch.subjects import release
+from tcverify.pytorch.subjects import SUBJECTS, release
 from tcverify.strategies.training.data_parallel import data_parallel_program, grid
 from tcverify.strategies.training.model import TrainingStep
 from tcverify.strategies.training.optimizers import CLIPS, OPTIMIZERS
@@ -83,6 +83,41 @@ DDP = {
 @pytest.mark.parametrize("mesh", [grid(3, 1), grid(4, 2)], ids=["shards", "replicas of shards"])
 def test_fully_sharded_training_computes_the_same_gradients(mesh: Mesh, options: dict[str, Any]) -> None:
     verdict = judged(FullyShard, program(mesh, **MODEL), options)
+    assert verdict.status == "passed", verdict.doubts or verdict.findings
+
+
+#: Settings that some versions of torch have.
+SETTINGS = {
+    "caught in forward": {"aborted": "forward", "prefetch": True, "unshard": True},
+    "caught in backward": {"aborted": "backward", "sync": "last", "units": "pairs"},
+    "two buffers": {"buffers": 2},
+    "kept memory": {"storage": True, "aborted": "forward"},
+    "finalized each": {"finalized": "manual"},
+    "finalized last": {"finalized": "handle", "sync": "last"},
+    "finalized together": {"finalized": "handle", "order": "together"},
+}
+
+
+@pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
+def test_settings_of_fully_shard_compute_the_same_or_are_declined(options: dict[str, Any]) -> None:
+    verdict = judged(FullyShard, program(grid(4, 2), **MODEL), options)
+    lacking = [SUBJECTS["fully_shard"].lacks(name) for name in options]
+    if any(lacking):
+        assert [(doubt.reason, max(lacking) in doubt.detail) for doubt in verdict.doubts] == [("declined", True)]
+    else:
+        assert verdict.status == "passed", verdict.doubts or verdict.findings
+
+
+@pytest.mark.skipif(not hasattr(FSDPModule, "finalize_backward"), reason="this torch finalizes each backward itself")
+def test_gradients_that_are_not_reduced_yet_cannot_be_finalized() -> None:
+    (doubt,) = judged(FullyShard, program(grid(4, 2)), {"finalized": "manual", "sync": "all_reduce"}).doubts
+    assert (doubt.reason, "cannot be finalized" in doubt.detail) == ("declined", True)
+
+
+@pytest.mark.parametrize("options", [{}, {"sync": "last", "divide": "ranks"}, {"sync": "all_reduce", "wide": "all"}])
+def test_replicas_may_average_in_a_hook(options: dict[str, Any]) -> None:
+    given = program(grid(4, 2), **MODEL)
+    verdict = judged(FullyShard, given, {**options, "hook": True})
     assert verdict.status == "passed", verdict.doubts or verdict.findings
 
 
@@ -234,6 +269,17 @@ def test_parameters_that_are_gathered_in_another_order_refute(monkeypatch: pytes
 def test_gradients_that_are_never_reduced_refute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FSDPModule, "set_requires_gradient_sync", _never(FSDPModule.set_requires_gradient_sync))
     assert refuted(FullyShard, program(), {"sync": "last"}) == {"wrong-value"}
+
+
+@pytest.mark.skipif(not hasattr(FSDPModule, "reset_iter_state"), reason="this torch cannot go on behind an error")
+def test_a_step_that_goes_on_where_a_backward_was_aborted_refutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FSDPModule, "reset_iter_state", lambda self: None)
+    assert refuted(FullyShard, program(grid(4, 2), **MODEL), {"aborted": "backward"}) == {"wrong-value"}
+
+
+def test_a_hook_that_is_not_called_refutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FSDPModule, "set_all_reduce_hook", lambda self, hook: None)
+    assert refuted(FullyShard, program(grid(4, 2)), {"hook": True}) == {"wrong-value"}
 
 
 def test_norms_of_shards_alone_refute(monkeypatch: pytest.MonkeyPatch) -> None:

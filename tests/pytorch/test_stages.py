@@ -52,6 +52,16 @@ def test_a_chain_of_stages_computes_what_the_model_does() -> None:
     assert verdict.status == "passed", verdict.findings or verdict.doubts
 
 
+def test_a_barrier_can_be_traced() -> None:
+    def waiting(b: GraphBuilder, x: fx.Node, w: fx.Node) -> Any:
+        h = b.call("aten::relu", x)
+        b.call("p2p::barrier", "tp")
+        return b.call("aten::neg", b.call("aten::mm", h, w))
+
+    verdict = verify(TracedStages(), program(waiting, run=2))
+    assert verdict.status == "passed", verdict.doubts or verdict.findings
+
+
 @pytest.mark.parametrize(("build", "kind"), [(branches, "wrong-value"), (uneven_branches, "pass-raised")])
 def test_branches_take_each_others_place(build: Build, kind: str) -> None:
     """A finding; its folder has a script on gloo."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from tcverify.application import InProcess, load_pass
 from tcverify.cli import arguments
 from tcverify.errors import UsageError
 from tcverify.program import Program
-from tcverify.pytorch import PREFIX, SUBJECTS, TorchSubject
+from tcverify.pytorch import PREFIX, SUBJECTS, TorchSubject, subjects
+from tcverify.pytorch import subject as find_subject
 from tcverify.strategies import programs_of
 from tcverify.strategies.options import with_options
 from tcverify.verification.verifier import verify
@@ -53,13 +55,29 @@ def test_it_can_be_verified(name: str) -> None:
     subject = InProcess(load_pass(arguments.parse_target(PREFIX + name)))
 
     @settings(max_examples=6, database=None, derandomize=True, deadline=None, phases=[Phase.generate])
-    @given(with_options(programs_of(one.strategy, None, 2), one.draws))
+    @given(with_options(programs_of(one.strategy, None, 2), find_subject(PREFIX + name).draws))
     def judge(program: Program) -> None:
         if found["passed"] + found["refuted"] < by_night(6, 2):
             found[verify(subject, program).status] += 1
 
     judge()
     assert found["passed"] + found["refuted"] > 0, found
+
+
+def test_options_that_this_torch_lacks_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, gone = "torch.fx.graph:find_nodes", "torch.fx.graph:of_yesterday"
+    one = replace(
+        SUBJECT, source="torch.fx.graph_module:GraphModule", draws={"old": (0, 1), "here": (0, 1), "gone": (0, 1)},
+        needs={"here": here, "gone": gone},
+    )  # fmt: skip
+    monkeypatch.setattr(subjects, "SUBJECTS", {"new": one})
+    assert [one.lacks(option) for option in ("old", "here", "gone")] == ["", "", gone]
+    assert list(find_subject("torch:new").draws) == ["old", "here"]
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_options_that_torch_has_to_have_are_drawn(name: str) -> None:
+    assert set(SUBJECTS[name].needs) <= set(SUBJECTS[name].draws)
 
 
 def test_the_command_line_verifies_one(tmp_path: Path) -> None:

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.node import map_aggregate
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from tcverify.errors import Unsupported
-from tcverify.ops import qualified_name
 from tcverify.program import GraphBuilder, InputSpec, Mesh, Program, spmd_program
+from tcverify.strategies.tracing import write_traced
 from tcverify.strategies.training.optimizers import CLIPS, OPTIMIZERS, traced_update
 
 Tensor = torch.Tensor
@@ -298,27 +297,6 @@ def _traced(step: TrainingStep, number: int) -> tuple[fx.Graph, Any]:
     return make_fx(run)(*(torch.zeros(shape) for shape in shapes.values())).graph, tree[-1]
 
 
-#: Views that tracing writes where autograd begins or ends: they change no value.
-_MARKS = frozenset({"aten::detach", "aten::alias"})
-
-
-def _written(b: GraphBuilder, traced: fx.Graph, inputs: Sequence[fx.Node]) -> Any:
-    """Write a graph that was traced, of these inputs; what it returns."""
-    made: dict[fx.Node, Any] = {}
-    rest = iter(inputs)
-    for node in traced.nodes:
-        args, kwargs = map_aggregate(
-            (node.args, dict(node.kwargs)), lambda one: made[one] if isinstance(one, fx.Node) else one
-        )
-        if node.op == "placeholder":
-            made[node] = next(rest)
-        elif node.op == "call_function":
-            plain = {key: value for key, value in kwargs.items() if key not in _WHERE}
-            name = qualified_name(node.target)
-            made[node] = args[0] if name in _MARKS else b.call(name, *args, **plain)
-    return args[0]
-
-
 def training_program(mesh: Mesh, step: TrainingStep, seed: int = 0) -> Program:
     """The training step without a pipeline, on every rank of a mesh alike: see `write_step`."""
 
@@ -342,7 +320,7 @@ def write_step(b: GraphBuilder, step: TrainingStep, inputs: Mapping[str, fx.Node
     for number, start in enumerate(range(0, step.rows, rows)):
         own = [b.call("aten::slice.Tensor", x, 0, start, start + rows) if n in BATCH else x for n, x in inputs.items()]
         traced, tree = _traced(one, number % 2)
-        parts.append(pytree.tree_unflatten(list(_written(b, traced, own)), tree))
+        parts.append(pytree.tree_unflatten(list(write_traced(b, traced, own)), tree))
         for name, grad in parts[-1]["grads"].items():
             grads[name] = b.call("aten::add.Tensor", grads[name], grad) if name in grads else grad
     if step.scale_grads:
@@ -372,13 +350,9 @@ def write_update(
     """
     shapes = tuple(tuple(step.inputs()[name]) for name in grads)
     traced = traced_update(step.optimizer, step.clip, number, shapes)
-    made = _written(b, traced, [*(values[name] for name in grads), *grads.values(), *kept])
+    made = write_traced(b, traced, [*(values[name] for name in grads), *grads.values(), *kept])
     many = len(grads)
     return dict(zip(grads, made, strict=False)), dict(zip(grads, made[many:], strict=False)), list(made[2 * many :])
-
-
-#: Arguments that say where an op runs.
-_WHERE = frozenset({"device", "layout", "pin_memory"})
 
 
 def boundaries(step: TrainingStep, values: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, ...]]:
