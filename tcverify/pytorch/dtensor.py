@@ -87,21 +87,6 @@ class DTensorProgram(TorchPass):
         return contextlib.nullcontext()
 
 
-class LossParallel(DTensorProgram):
-    """Runs the graph on DTensors under `loss_parallel`, which computes cross entropy of sharded classes, and its gradient."""
-
-    name = "torch:loss_parallel"
-
-    @classmethod
-    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
-        return Pipeline(unreachable="no setting brings it about")
-
-    def running(self) -> contextlib.AbstractContextManager[None]:
-        from torch.distributed.tensor.parallel import loss_parallel
-
-        return loss_parallel()
-
-
 def _require_own_memory(graph: fx.Graph) -> None:
     """Refuse programs in which it matters who shares memory: inputs are distributed as copies, results are gathered one by one.
 
@@ -433,4 +418,4 @@ def _live(graph: fx.Graph) -> set[fx.Node]:
     return live
 
 
-__all__ = ["DTensorProgram", "LossParallel", "declining", "device_mesh", "distribute", "read_placements", "trace_ops"]
+__all__ = ["DTensorProgram", "declining", "device_mesh", "distribute", "read_placements", "trace_ops"]

@@ -328,7 +328,7 @@ _ALL = (
         strategy="dtensor",
     ),
     TorchSubject(
-        "loss_parallel", "tcverify.pytorch.dtensor:LossParallel",
+        "loss_parallel", "tcverify.pytorch.loss_parallel:LossParallel",
         "computes cross entropy of logits whose classes are sharded", "torch.distributed.tensor.parallel.loss:loss_parallel",
         strategy="cross-entropy",
     ),

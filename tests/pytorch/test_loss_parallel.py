@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ from torch.nn import functional as F
 
 pytest.importorskip("torch.distributed.tensor.parallel", reason="this torch was built without torch.distributed")
 
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss as loss_module
 
 from tcverify.execution import Lockstep, ProcessGroupPool
-from tcverify.program import Mesh, Program
-from tcverify.pytorch.dtensor import LossParallel
+from tcverify.program import GraphBuilder, Mesh, Program, spmd_program
+from tcverify.pytorch.loss_parallel import LossParallel
 from tcverify.strategies import cross_entropy_programs
 from tcverify.strategies.dtensor.losses import WIDTH, Loss, decode_loss, loss_program
 from tcverify.verification.verifier import verify
@@ -66,6 +68,30 @@ def test_rows_may_be_sharded_over_other_dims(rows: str) -> None:
         assert verdict.status == "passed", verdict.findings
 
 
+@pytest.mark.parametrize("left", ["nll_loss_backward", "_log_softmax_backward_data", "nll_loss_forward"])
+def test_the_gradient_of_a_part_is_declined(left: str) -> None:
+    whole = program()
+
+    def build(b: GraphBuilder) -> Any:
+        logits, target, grad = map(b.input, ("logits", "target", "grad"))
+        if left == "_log_softmax_backward_data":
+            return b.call("aten::_log_softmax_backward_data", logits, logits, 1, torch.float32)
+        softmax = b.call("aten::_log_softmax", logits, 1, False) if left == "nll_loss_backward" else logits
+        parts = b.call("aten::nll_loss_forward", softmax, target, None, 2, -100)
+        total = b.getitem(parts, 1)
+        return b.call("aten::nll_loss_backward", grad, softmax, target, None, 2, -100, total)
+
+    given = replace(spmd_program(LINE, whole.inputs, build), options=whole.options)
+    (doubt,) = verify(LossParallel(), given).doubts
+    assert (doubt.reason, "cross entropy" in doubt.detail) == ("declined", True)
+
+
+def test_logits_that_are_not_sharded_on_classes_are_declined() -> None:
+    for options in ({}, {"logits": "S0"}, {"logits": "S1", "target": "S0"}):
+        (doubt,) = verify(LossParallel(), replace(program(), options=options)).doubts
+        assert doubt.reason == "declined", doubt
+
+
 def test_a_mean_over_several_dims_is_declined() -> None:
     verdict = verify(LossParallel(), program(GRID, reduction="mean"))
     assert [doubt.reason for doubt in verdict.doubts] == ["declined"]
@@ -110,6 +136,13 @@ def test_gradients_of_other_classes_refute(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(loss_module, "_nll_loss_and_log_softmax_backward", turned)
     assert refuted(program(shape=(5, 4))) == {"wrong-value"}
+
+
+def test_what_raises_does_not_leave_it_enabled() -> None:
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    before = dict(handlers)
+    assert refuted(program(Mesh.grid({"tp": 3}), shape=(2, 2, 1, 2))) == {"pass-raised"}
+    assert handlers == before
 
 
 # ----------------------------------------------------------------------------------------------- what torch itself does

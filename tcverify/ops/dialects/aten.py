@@ -75,6 +75,8 @@ def torch_op(name: str, target: Any) -> Op:
         return Op(name, run, fake=run)
     if namespace == "aten" and base in _BOUNDARIES:
         return Op(name, partial(_between_boundaries, target, _BOUNDARIES[base]), fake=target)
+    if name == "aten::nll_loss2d_backward":
+        return Op(name, partial(_with_classes, target), fake=target)
     if name == "prims::device_put":
         return Op(name, _moved, fake=_moved)
     if name == "prims::convert_element_type":
@@ -138,6 +140,15 @@ def _between_boundaries(target: Any, which: tuple[int, str], *args: Any, **kwarg
     if kwargs.get("sorter") is None and unsorted.any():
         raise RuntimeError(f"{target}: its boundaries are not sorted, so its result is undefined")
     return target(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+def _with_classes(target: Any, grad: Tensor, x: Tensor, classes: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """A gradient by class. Raises IndexError where a target is none, for which the kernel writes outside of its result."""
+    named = dict(zip(("weight", "reduction", "ignore_index"), args, strict=False)) | kwargs
+    counted = classes[classes != named["ignore_index"]]
+    if counted.numel() and not 0 <= int(counted.min()) <= int(counted.max()) < x.shape[1]:
+        raise IndexError(f"{target}: a target is none of {x.shape[1]} classes")
+    return target(grad, x, classes, *args, **kwargs)  # type: ignore[no-any-return]
 
 
 def _native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
