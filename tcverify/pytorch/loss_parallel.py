@@ -16,7 +16,7 @@ from tcverify.pytorch.dtensor import DTensorProgram
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
 
 #: What is said of logits, targets and weights that are not placed as they have to be.
-_MISPLACED = re.compile(r"loss_parallel\(\) (requires|expects|should)|^Expected .* but got")
+_MISPLACED = re.compile(r"loss_parallel\(\) (requires|expects|should|only supports)|^Expected .* but got")
 
 _VIEWS = re.compile(r"aten::(view|reshape|_unsafe_view|(un)?squeeze)\b")
 _SOFTMAX, _GRADIENT = "aten::_log_softmax", "aten::_log_softmax_backward_data"
