@@ -51,10 +51,10 @@ class TorchPass:
     def __call__(self, gm: fx.GraphModule) -> fx.GraphModule | None:
         options = self.chosen(gm.meta.get("options", {}), self._fixed)
         facts = SUBJECTS[self.name.removeprefix(PREFIX)]
-        for name, value in options.items():
-            if value != facts.draws[name][0] and facts.lacks(name):
+        for name in facts.needs:
+            if options[name] != facts.draws[name][0] and facts.lacks(name):
                 raise Unsupported(
-                    f"option {name} is {value!r:.60}, and torch {torch.__version__} has no {facts.lacks(name)}"
+                    f"option {name} is {options[name]!r:.60}, and torch {torch.__version__} has no {facts.lacks(name)}"
                 )
         with _quiet(), groups_of(gm), _fake_mode_of(gm):
             return self.rewrite(gm, options)
