@@ -60,7 +60,7 @@ class FullyShard(DataParallelPass):
 
     def scale(self, groups: Mapping[str, tuple[int, ...]], options: Mapping[str, Any]) -> float:
         sizes = [len(members) for name, members in groups.items() if name != TENSOR_PARALLEL]
-        if options["hook"] and TENSOR_PARALLEL not in groups:
+        if TENSOR_PARALLEL not in groups and options["hook"]:
             return 1
         return _divisor(options, sizes) / math.prod(sizes) if sizes else 1
 

@@ -157,7 +157,7 @@ _TRAINING_DRAWS: Mapping[str, tuple[Any, ...]] = {
 _FULLY_SHARD_DRAWS: Mapping[str, tuple[Any, ...]] = {
     "units": ("each", "pairs", "all"), "reshard": (True, False), "sync": ("each", "last", "all_reduce"),
     "keep": _FLAG, "prefetch": _FLAG, "dim": (0, 1), "divide": ("mean", "shards", "ranks"), "sums": _FLAG, "zeros": _FLAG,
-    "unshard": _FLAG, "hook": _FLAG, "aborted": ("no", "forward", "backward"), "finalized": ("automatic", "manual", "handle"),
+    "unshard": _FLAG, "aborted": ("no", "forward", "backward"), "finalized": ("automatic", "manual", "handle"),
     "buffers": (1, 2), "storage": _FLAG, "wide": ("no", "reductions", "all", "forward and backward"), **_TRAINING_DRAWS,
 }  # fmt: skip
 
@@ -351,7 +351,7 @@ _ALL = (
     TorchSubject(
         "fully_shard", "tcverify.pytorch.fully_shard:FullyShard", "shards the parameters of a model, and trains it (FSDP2)",
         "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup", since="2.10", strategy="training",
-        draws=_FULLY_SHARD_DRAWS, needs=_FULLY_SHARD_NEEDS,
+        draws={**_FULLY_SHARD_DRAWS, "hook": _FLAG}, needs=_FULLY_SHARD_NEEDS,
     ),
     TorchSubject(
         "tensor_parallel", "tcverify.pytorch.tensor_parallel:TensorParallel",

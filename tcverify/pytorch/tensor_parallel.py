@@ -26,7 +26,7 @@ _PLACEMENTS: Mapping[str, Placement] = {"S0": Shard(0), "S1": Shard(1), "R": Rep
 class TensorParallel(FullyShard):
     """Trains on parameters that are DTensors over a dim of the mesh, and shards them over the others by `fully_shard`.
 
-    Options, beside those of `fully_shard`:
+    Options, beside those of `FullyShard` other than `hook`:
         weights: how parameters are placed: "S0" and "S1" shard dim 0 and, if there is one, dim 1; "R" replicates; "mixed" does
             each in turn.
         activations: to what the inputs of each part are redistributed.

@@ -97,9 +97,7 @@ def test_a_mean_over_several_dims_is_declined() -> None:
     assert [doubt.reason for doubt in verdict.doubts] == ["declined"]
 
 
-def test_what_lockstep_passes_also_passes_on_gloo_and_in_the_exact_domain(
-    pool: Callable[[int], ProcessGroupPool],
-) -> None:
+def test_what_lockstep_passes_also_passes_on_gloo(pool: Callable[[int], ProcessGroupPool]) -> None:
     verdict = verify(LossParallel(), program(), confirm=pool(2))
     assert verdict.status == "passed", verdict.doubts or verdict.findings
     assert verdict.executors == ["lockstep", "gloo"]

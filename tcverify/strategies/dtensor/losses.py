@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from tcverify.program import GraphBuilder, InputSpec, Mesh, Program, Recipe, spmd_program
-from tcverify.strategies.dtensor.programs import DTENSOR_WORLD_SIZES, meshes
+from tcverify.strategies.dtensor.programs import drawn_on_grids
 from tcverify.strategies.dtensor.writing import SIZES
 from tcverify.strategies.tracing import write_traced
 
@@ -139,13 +139,7 @@ def cross_entropy_programs(mesh: Mesh | None = None, world_size: int | None = No
         mesh: what they run on; None draws a row-major grid.
         world_size: of the drawn mesh; None draws up to 8.
     """
-    sizes = DTENSOR_WORLD_SIZES if world_size is None else (world_size,)
-    listed = tuple(one for size in sizes for one in meshes(size)) if mesh is None else (mesh,)
-
-    def decoded(choices: bytes) -> Program:
-        return decode_loss(listed[choices[0] % len(listed)], choices[1:])
-
-    return st.binary(min_size=WIDTH + 1, max_size=WIDTH + 1).map(decoded)
+    return drawn_on_grids(decode_loss, WIDTH, mesh, world_size)
 
 
 __all__ = ["REDUCTIONS", "WIDTH", "Loss", "cross_entropy_programs", "decode_loss", "loss_program"]

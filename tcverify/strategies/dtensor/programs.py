@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -116,6 +116,17 @@ def dtensor_programs(mesh: Mesh | None = None, world_size: int | None = None) ->
         mesh: what they run on; None draws a row-major grid.
         world_size: of the drawn mesh; None draws up to 8.
     """
+    return drawn_on_grids(decode_dtensor, WIDTH, mesh, world_size)
+
+
+def drawn_on_grids(
+    decode: Callable[[Mesh, bytes], Program], width: int, mesh: Mesh | None, world_size: int | None
+) -> st.SearchStrategy[Program]:
+    """Draw a mesh as `dtensor_programs` does, and bytes that are decoded into a program on it.
+
+    Args:
+        width: number of bytes of a program.
+    """
     if mesh is not None:
         listed: tuple[Mesh, ...] = (mesh,)
     else:
@@ -123,9 +134,9 @@ def dtensor_programs(mesh: Mesh | None = None, world_size: int | None = None) ->
         listed = tuple(one for size in sizes for one in meshes(size))
 
     def decoded(choices: bytes) -> Program:
-        return decode_dtensor(listed[choices[0] % len(listed)], choices[1:])
+        return decode(listed[choices[0] % len(listed)], choices[1:])
 
-    return st.binary(min_size=WIDTH + 1, max_size=WIDTH + 1).map(decoded)
+    return st.binary(min_size=width + 1, max_size=width + 1).map(decoded)
 
 
-__all__ = ["DTENSOR_WORLD_SIZES", "decode_dtensor", "dtensor_programs", "meshes"]
+__all__ = ["DTENSOR_WORLD_SIZES", "decode_dtensor", "drawn_on_grids", "dtensor_programs", "meshes"]
