@@ -14,7 +14,8 @@ from torch import fx
 from tcverify.errors import Unsupported
 from tcverify.program import VARYING, GraphBuilder, InputSpec, Mesh, Program, spmd_program
 from tcverify.pytorch import SUBJECTS
-from tcverify.pytorch.backward_streams import BackwardStreams, _readers
+from tcverify.pytorch.backward_streams import BackwardStreams
+from tcverify.pytorch.streams import readers_of
 from tcverify.strategies import DECODERS
 from tcverify.verification.verifier import verify
 
@@ -57,7 +58,7 @@ def frees_behind_every_reader(gm: fx.GraphModule) -> None:
     """`sync_deallocations`, mended: where another stream reads a value, its own one waits at the end."""
     work = [node for node in gm.graph.nodes if node.op == "call_function" and "custom" in node.meta]
     for node in work:
-        for reader in [one for one in _readers(node) if one in work]:
+        for reader in [one for one in readers_of(node) if one in work]:
             event = streams.new_event()
             streams.insert_record_event_after_node(gm.graph, reader, event)
             with gm.graph.inserting_after(next(iter(reversed(gm.graph.nodes))).prev):
