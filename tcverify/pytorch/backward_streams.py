@@ -18,6 +18,7 @@ from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
 from tcverify.pytorch.streams import COMMUNICATION, Anchored, device, reorder, require_traced
 
+
 class BackwardStreams(TorchPass):
     """`assign_backward_streams`, `insert_backward_syncs` and `sync_deallocations`.
 
@@ -53,7 +54,7 @@ class BackwardStreams(TorchPass):
             if options["reuse"]:
                 streams.sync_deallocations(gm)
             if options["order"] != "traced":
-                reorder(gm, late=options["order"] == "late")
+                reorder(gm, options["order"])
         Anchored(gm.graph, reuse=options["reuse"]).write()
         gm.recompile()
 

@@ -1,7 +1,7 @@
 """Graphs whose nodes run on several CUDA streams, as AOTAutograd annotates and orders them.
 
-A node says in `meta["custom"]["stream"]` on which stream it runs; without, it runs on that of the caller. Calls of `torch.ops.streams`
-record events and wait for them.
+A node says in `meta["custom"]["stream"]` on which stream it runs; without, it runs on that of the caller. Calls of
+`torch.ops.streams` record events and wait for them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import contextlib
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 from unittest import mock
 
 import torch
@@ -57,11 +58,15 @@ def require_traced(node: fx.Node) -> None:
 _VIEWS_OR_COPIES = ("aten::contiguous", "aten::reshape")
 
 
-def reorder(gm: fx.GraphModule, *, late: bool) -> None:
+def reorder(gm: fx.GraphModule, order: str) -> None:
     """Tie events to nodes as AOTAutograd does, and move them as far as the ties allow.
 
+    Args:
+        gm: the graph; every node that can run comes next in one of the orders of `ORDERS`.
+        order: its name.
+
     Raises:
-        Unsupported: this torch ties them to nothing.
+        Unsupported: this torch ties events to nothing.
     """
     from torch._functorch._aot_autograd import streams
 
@@ -69,23 +74,48 @@ def reorder(gm: fx.GraphModule, *, late: bool) -> None:
     if tie is None:
         raise Unsupported("this torch ties events to nothing: their order is that in which they are traced")
     tie(gm)
-    _move_syncs(gm.graph, late=late)
+    _move_syncs(gm, ORDERS[order])
     _unwrap(gm)
 
 
-def _move_syncs(graph: fx.Graph, *, late: bool) -> None:
-    """Order the calls of a graph anew: by what they read alone, events as late as that allows, or as early."""
-    output = next(iter(reversed(graph.nodes)))
-    todo = [node for node in graph.nodes if node.op == "call_function"]
+#: By the name of an order: what comes first, of the nodes that could come next.
+ORDERS: Mapping[str, Sequence[str]] = {
+    "late": ("work", "record", "wait"),
+    "early": ("wait", "record", "work"),
+    "apart": ("record", "work", "wait"),
+}
+
+
+def _move_syncs(gm: fx.GraphModule, order: Sequence[str]) -> None:
+    """Order the calls of a graph anew, by what they read alone."""
+    output = next(iter(reversed(gm.graph.nodes)))
+    todo = [node for node in gm.graph.nodes if node.op == "call_function"]
     missing = {node: sum(one.op == "call_function" for one in node.all_input_nodes) for node in todo}
+    rank = {node: order.index(_kind(gm, node)) for node in todo}
     while todo:
-        ready = [node for node in todo if missing[node] == 0]
-        node = next((one for one in ready if _is_sync(one) != late), ready[0])
+        node = min((node for node in todo if missing[node] == 0), key=rank.__getitem__)
         todo.remove(node)
         output.prepend(node)
         for user in node.users:
             if user in missing:
                 missing[user] -= 1
+
+
+def _kind(gm: fx.GraphModule, node: fx.Node) -> str:
+    """Whether a call records an event, waits, or does work."""
+    if not _is_sync(node):
+        return "work"
+    return "record" if _called(gm, node).target == torch.ops.streams.record_event.default else "wait"
+
+
+def _called(gm: fx.GraphModule, node: fx.Node) -> Any:
+    """The call of an event, also where `control_deps` calls it."""
+    if getattr(node.target, "namespace", None) == "streams":
+        return node
+    called: Any = node.args[1]
+    sync: Any
+    (sync,) = [one for one in getattr(gm, called.target).graph.nodes if one.op == "call_function"]
+    return sync
 
 
 def _is_sync(node: fx.Node) -> bool:
@@ -100,8 +130,8 @@ def _unwrap(gm: fx.GraphModule) -> None:
     for node in [node for node in graph.nodes if node.op == "call_function" and _is_sync(node)]:
         if getattr(node.target, "namespace", None) == "streams":
             continue
+        sync = _called(gm, node)
         _, called, *passed = node.args
-        (sync,) = [one for one in getattr(gm, called.target).graph.nodes if one.op == "call_function"]
         with graph.inserting_before(node):
             graph.call_function(sync.target, sync.args)
         for item in list(node.users):
@@ -156,20 +186,21 @@ class Anchored:
                 self._overwrite(value, behind)
 
     def _synchronize(self, node: fx.Node) -> None:
-        match node.target._opname:
+        name, numbers = str(node.target).split(".")[1], [int(one) for one in node.args if isinstance(one, int)]
+        match name:
             case "record_event":
-                event, stream = node.args
+                event, stream = numbers
                 self._events[event] = self._given(stream)
             case "wait_event" | "sync_dealloc":
-                event, stream = node.args[:2]
+                event, stream = numbers
                 self._pending[stream].update(self._events.get(event, {}))
             case "wait_stream":
-                waiting, stream = node.args
+                waiting, stream = numbers
                 self._pending[waiting].update(self._given(stream))
             case "synchronize_event":
-                self._hold(self._events.get(node.args[0], {}))
+                self._hold(self._events.get(numbers[0], {}))
             case "synchronize_stream":
-                self._hold(self._given(node.args[0]))
+                self._hold(self._given(numbers[0]))
             case "synchronize_device":
                 for stream in [*self._last, *self._pending]:
                     self._hold(self._given(stream))
@@ -281,4 +312,15 @@ def _is_view(node: fx.Node) -> bool:
     return node.op == "call_function" and is_alias(node)
 
 
-__all__ = ["COMMUNICATION", "Anchored", "device", "is_alias", "is_tensor", "readers_of", "reorder", "require_traced", "stream_of"]
+__all__ = [
+    "COMMUNICATION",
+    "ORDERS",
+    "Anchored",
+    "device",
+    "is_alias",
+    "is_tensor",
+    "readers_of",
+    "reorder",
+    "require_traced",
+    "stream_of",
+]

@@ -497,11 +497,12 @@ _ALL = (
     TorchSubject(
         "user_streams", "tcverify.pytorch.user_streams:UserStreams",
         "ties the waits of code on several streams to the nodes around them",
-        "torch._functorch._aot_autograd.streams:wrap_all_sync_nodes_with_control_deps", since="2.11", strategy="structured,wild",
+        "torch._functorch._aot_autograd.streams:wrap_all_sync_nodes_with_control_deps", since="2.12", strategy="structured,wild",
         draws={
             "streams": (2, 3, 4), "run": (1, 2, 3, 5), "annotated": ("side", "all"),
             "waits": ("event", "wait_stream", "synchronize_event", "synchronize_stream", "synchronize_device", "mixed"),
-            "events": ("each", "stream", "one"), "place": ("reader", "apart", "producer"), "order": ("late", "early", "traced"),
+            "events": ("each", "stream", "one"), "place": ("reader", "apart", "producer"),
+            "order": ("late", "early", "apart", "traced"),
         },
     ),
     TorchSubject(

@@ -1,8 +1,8 @@
 """How AOTAutograd keeps the order of streams that a user synchronises.
 
-Code that runs parts of a model on CUDA streams of its own waits for what another stream computes: by events, for a whole stream, or on
-the host. None of these reads a tensor, so AOTAutograd ties them to the nodes around them, which a compiler may order anew. The nodes of a
-program are read as such code; options say on which stream each runs, and how the user waits.
+Code that runs parts of a model on CUDA streams of its own waits for what another stream computes: by events, for a whole
+stream, or on the host. None of these reads a tensor, so AOTAutograd ties them to the nodes around them, which a compiler may
+order anew. The nodes of a program are read as such code; options say on which stream each runs, and how the user waits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch
 from torch import fx
 
 from tcverify.ops import RECORD, WAIT, lookup
-from tcverify.program.contract import Contract
 from tcverify.program.stream_options import MAIN_STREAM
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
@@ -33,10 +32,10 @@ class UserStreams(TorchPass):
         annotated: which nodes say where they run. "side": those that do not run on the stream of the caller. "all": all.
         waits: by what a stream waits for another one; "mixed": in turn by all.
         events: how many there are. "each": one for each record. "stream": one for each stream that is recorded. "one": one.
-        place: where the user waits. "reader": right in front of the first reader, where the event is recorded as well. "apart": there, but
-            events are recorded right behind what is computed. "producer": right behind what is computed.
+        place: where the user waits. "reader": right in front of the first reader, where the event is recorded as well. "apart":
+            there, but events are recorded right behind what is computed. "producer": right behind what is computed.
         order: in which the host issues the nodes. "late", "early": events are moved as far as their ties allow, as a compiler may
-            do. "traced": as the user wrote it.
+            do. "apart": records are moved to the front and waits to the back. "traced": as the user wrote it.
     """
 
     name = "torch:user_streams"
@@ -57,7 +56,7 @@ class UserStreams(TorchPass):
         _Waits(gm.graph, options).write()
         if options["order"] != "traced":
             with device():
-                reorder(gm, late=options["order"] == "late")
+                reorder(gm, options["order"])
         Anchored(gm.graph, reuse=False).write()
         gm.recompile()
 
@@ -67,21 +66,23 @@ class UserStreams(TorchPass):
 
 
 class _Waits:
-    """Synchronises the streams of a graph as a careful user does: before a node runs, its stream has waited for all that it reads."""
+    """Synchronises the streams of a graph as a careful user does: before a node runs, its stream waits for all that it reads."""
 
     def __init__(self, graph: fx.Graph, options: Mapping[str, Any]) -> None:
         self._graph = graph
         self._events = options["events"]
         self._number = itertools.count()
-        # The event of one place for all is recorded where it is waited for, lest another record replaces it.
+        # One event for all is recorded where it is waited for, lest another record replaces it.
         self._place = "reader" if self._events == "one" and options["place"] == "apart" else options["place"]
-        self._forms: Iterator[str] = itertools.cycle(
-            FORMS if options["waits"] == "mixed" else (options["waits"],)
-        )
+        self._forms: Iterator[str] = itertools.cycle(FORMS if options["waits"] == "mixed" else (options["waits"],))
         self._given: dict[int, list[fx.Node]] = defaultdict(list)  # stream -> what it runs so far
         self._host: set[fx.Node] = set()  # what is done when the host goes on
-        self._known: dict[int, set[fx.Node]] = defaultdict(lambda: set(self._host))  # stream -> what is done when it goes on
-        self._recorded: dict[fx.Node, tuple[int, set[fx.Node]]] = {}  # a node -> the event behind it, and what that covers
+        self._known: dict[int, set[fx.Node]] = defaultdict(
+            lambda: set(self._host)
+        )  # stream -> what is done when it goes on
+        self._recorded: dict[
+            fx.Node, tuple[int, set[fx.Node]]
+        ] = {}  # a node -> the event behind it, and what that covers
 
     def write(self) -> None:
         """Write the calls of events."""
@@ -108,9 +109,12 @@ class _Waits:
         form = next(self._forms)
         done = self._covered(source)
         match form:
-            case "event" | "synchronize_event":
+            case "event":
                 event, done = self._recorded.get(producer) or self._record(producer, place)
-                self._call(place, form if form != "event" else "wait_event", *((event, stream) if form == "event" else (event,)))
+                self._call(place, "wait_event", event, stream)
+            case "synchronize_event":
+                event, done = self._recorded.get(producer) or self._record(producer, place)
+                self._call(place, form, event)
             case "wait_stream":
                 self._call(place, form, stream, source)
             case "synchronize_stream":
@@ -118,12 +122,10 @@ class _Waits:
             case "synchronize_device":
                 self._call(place, form, "cuda", 0)
                 done = set().union(*(self._covered(one) for one in list(self._given)))
-        if not form.startswith("synchronize"):
-            self._known[stream] |= done
-            return
-        self._host |= done
-        for known in self._known.values():
-            known |= done
+        for one in [*self._known] if form.startswith("synchronize") else [stream]:
+            self._known[one] |= done
+        if form.startswith("synchronize"):
+            self._host |= done
 
     def _covered(self, stream: int) -> set[fx.Node]:
         return self._known[stream] | set(self._given[stream])
