@@ -71,8 +71,15 @@ def is_compiled(which: str, rank: int) -> bool:
 
 
 def example_inputs(gm: fx.GraphModule) -> list[Tensor]:
-    """Real inputs of the shapes that the metadata of the placeholders says. All of them are zero."""
+    """Real inputs of the shapes that the metadata of the placeholders says. All of them are zero.
+
+    Raises:
+        Unsupported: an input, or a node that is returned, is not a tensor.
+    """
     found = []
+    for node in gm.graph.output_node().all_input_nodes:
+        if isinstance(node.meta.get("val"), (tuple, list)):
+            raise Unsupported(f"output '{node.name}' is not a tensor")
     for node in gm.graph.nodes:
         if node.op != "placeholder":
             continue

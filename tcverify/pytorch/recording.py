@@ -24,7 +24,10 @@ Tensor = torch.Tensor
 
 
 def record_compiled(
-    call: Callable[[list[Tensor]], Any], placeholders: Sequence[tuple[str, Tensor]], returned: Callable[[Any], Any]
+    call: Callable[[list[Tensor]], Any],
+    placeholders: Sequence[tuple[str, Tensor]],
+    returned: Callable[[Any], Any],
+    recorder: OpRecorder | None = None,
 ) -> fx.Graph:
     """Call compiled code and return what it did.
 
@@ -32,8 +35,9 @@ def record_compiled(
         call: the code; takes its inputs as a list.
         placeholders: name and value of each input, in order. Values are written where the code writes its inputs.
         returned: brings what the code returned into the containers that the graph is to return.
+        recorder: records it; by default one of its own.
     """
-    recorder = OpRecorder()
+    recorder = recorder or OpRecorder()
     for name, value in placeholders:
         recorder.input(name, value)
     with torch.no_grad(), recorder:
@@ -62,7 +66,7 @@ class OpRecorder(TorchDispatchMode):
         self.graph = fx.Graph()
         self._roots: dict[int, tuple[fx.Node, Tensor]] = {}  # by storage: what it was first seen as
         self._views: dict[tuple[Any, ...], fx.Node] = {}
-        self._kept: list[tuple[fx.Node, Tensor]] = []
+        self._kept: list[tuple[fx.Node, Any]] = []
         self._unknown: set[int] = set()  # storages whose values depend on those of inputs
 
     def input(self, name: str, value: Tensor) -> None:
@@ -136,12 +140,13 @@ class OpRecorder(TorchDispatchMode):
         if plain is not None:
             out = kwargs.pop(next(iter(outs)))
             made = self.graph.call_function(plain, tuple(args), kwargs)
-            self._call("aten::copy_", out, made)
+            self._kept += [(made, result), (self._call("aten::copy_", out, made), result)]
             return
         node = self.graph.call_function(func, tuple(args), kwargs)
         if isinstance(result, Tensor):
             self._made(result, node)
         elif isinstance(result, (tuple, list)):
+            self._kept.append((node, tuple(result)))
             for index, part in enumerate(result):
                 if isinstance(part, Tensor):
                     self._made(part, self.graph.call_function(operator.getitem, (node, index)))

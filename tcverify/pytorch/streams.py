@@ -256,11 +256,15 @@ class Anchored:
 
     def _bind(self, node: fx.Node, stream: int) -> None:
         operands = [one for one in node.all_input_nodes if is_tensor(one)]
-        tokens = self._take(stream) if operands else {}
+        written = _written_by(node)
+        read = [one for one in operands if one not in written]
+        if operands and not read and self._pending[stream]:  # what is written into cannot wait
+            self._gate(operands[0], stream, node)
+        tokens = self._take(stream) if read else {}
         self._last[stream] = node
-        for operand in operands:
+        for operand in read:
             node.replace_input_with(operand, self._bound(operand, stream, tokens, node))
-        if not operands:
+        if not read:
             self._marked(stream)
 
     def _take(self, stream: int) -> dict[fx.Node, None]:
@@ -300,7 +304,18 @@ def is_tensor(node: fx.Node) -> bool:
 def is_alias(node: fx.Node) -> bool:
     """Whether a node does no work: it selects from a tuple, or views its operand."""
     schema = schema_of(node.target)
-    return node.target is operator.getitem or (schema is not None and any(r.alias_info for r in schema.returns))
+    if schema is None or schema.is_mutable:
+        return node.target is operator.getitem
+    return any(result.alias_info for result in schema.returns)
+
+
+def _written_by(node: fx.Node) -> list[Any]:
+    """The operands that a node writes into."""
+    schema = schema_of(node.target)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = {**dict(zip((a.name for a in schema.arguments), node.args, strict=False)), **node.kwargs}
+    return [given[a.name] for a in schema.arguments if a.name in given and a.alias_info and a.alias_info.is_write]
 
 
 def readers_of(node: fx.Node) -> list[fx.Node]:

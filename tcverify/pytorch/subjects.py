@@ -506,6 +506,17 @@ _ALL = (
         },
     ),
     TorchSubject(
+        "compiled_streams", "tcverify.pytorch.compiled_streams:CompiledStreams",
+        "compiles code on several streams: kernels, events, and buffers that are used again",
+        "torch._inductor.codegen.wrapper:EnterCudaStreamContextLine", since="2.12", strategy="structured,wild",
+        draws={
+            "streams": (2, 3, 4), "run": (1, 2, 3, 5), "annotated": ("side", "all"),
+            "waits": ("event", "wait_stream", "synchronize_event", "synchronize_stream", "synchronize_device", "mixed"),
+            "events": ("each", "stream", "one"), "place": ("reader", "apart", "producer"),
+            "allow_buffer_reuse": _BOTH, "inplace_buffers": _BOTH,
+        },
+    ),
+    TorchSubject(
         "split_module", "tcverify.pytorch.splitting:SplitModule",
         "splits a graph into submodules that are compiled one by one", "torch.fx.passes.split_module:split_module",
         strategy="functional,effects",

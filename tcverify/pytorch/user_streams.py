@@ -41,19 +41,8 @@ class UserStreams(TorchPass):
     name = "torch:user_streams"
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
-        work = [node for node in gm.graph.nodes if node.op == "call_function"]
-        if any(lookup(node.target).name in (RECORD, WAIT) for node in work):
-            return  # it says already where its ops run
-        number = itertools.count()
-        for node in work:
-            require_traced(node)
-            if node.target is operator.getitem:
-                stream = stream_of(node.args[0])
-            else:
-                turn = next(number) // options["run"] % options["streams"]
-                stream = COMMUNICATION if lookup(node.target).collective else turn
-            node.meta["custom"] = {"stream": stream} if stream != MAIN_STREAM or options["annotated"] == "all" else {}
-        _Waits(gm.graph, options).write()
+        if not run_on_streams(gm, options):
+            return
         if options["order"] != "traced":
             with device():
                 reorder(gm, options["order"])
@@ -63,6 +52,31 @@ class UserStreams(TorchPass):
     @classmethod
     def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
         return Pipeline(unreachable="compiled code runs on several streams on a GPU alone")
+
+
+def run_on_streams(gm: fx.GraphModule, options: Mapping[str, Any]) -> bool:
+    """Annotate the nodes of a graph with streams, and have these wait for each other.
+
+    Returns:
+        Whether it was done: a graph that says where its ops run is left alone.
+
+    Raises:
+        Unsupported: a node is none that AOTAutograd traces.
+    """
+    work = [node for node in gm.graph.nodes if node.op == "call_function"]
+    if any(lookup(node.target).name in (RECORD, WAIT) for node in work):
+        return False
+    number = itertools.count()
+    for node in work:
+        require_traced(node)
+        if node.target is operator.getitem:
+            stream = stream_of(node.args[0])
+        else:
+            turn = next(number) // options["run"] % options["streams"]
+            stream = COMMUNICATION if lookup(node.target).collective else turn
+        node.meta["custom"] = {"stream": stream} if stream != MAIN_STREAM or options["annotated"] == "all" else {}
+    _Waits(gm.graph, options).write()
+    return True
 
 
 class _Waits:
@@ -167,4 +181,4 @@ def _consumers(node: fx.Node) -> list[fx.Node]:
 #: What a stream, or the host, can call to wait for another stream.
 FORMS: Sequence[str] = ("event", "wait_stream", "synchronize_event", "synchronize_stream", "synchronize_device")
 
-__all__ = ["FORMS", "UserStreams"]
+__all__ = ["FORMS", "UserStreams", "run_on_streams"]

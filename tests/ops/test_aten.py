@@ -142,16 +142,18 @@ def test_what_lies_between_boundaries_that_are_not_sorted_is_undefined(op: str, 
         assert verify(lambda module: module, made).status == "inconclusive"
 
 
+@pytest.mark.parametrize("pixels", [(), (2, 2)])
 @pytest.mark.parametrize("ignored", [-100, 0])
-def test_targets_that_are_no_classes_are_refused(ignored: int) -> None:
+def test_targets_that_are_no_classes_are_refused(ignored: int, pixels: tuple[int, ...]) -> None:
     """Its kernel would write outside of its result."""
+    op = "aten::nll_loss2d_backward" if pixels else "aten::nll_loss_backward"
 
     def build(b: GraphBuilder, x: Any, grad: Any) -> Any:
-        classes = b.call("aten::full", [1, 2, 2], -100, dtype=torch.int64)
+        classes = b.call("aten::full", [1, *pixels], -100, dtype=torch.int64)
         total = b.call("aten::full", [], 1.0)
-        return b.call("aten::nll_loss2d_backward", grad, x, classes, None, 0, ignored, total)
+        return b.call(op, grad, x, classes, None, 0, ignored, total)
 
-    run = Lockstep().run(program(build, (1, 2, 2, 2), (1, 2, 2)))
+    run = Lockstep().run(program(build, (1, 2, *pixels), (1, *pixels)))
     assert run.finished == (ignored == -100)
     assert run.finished or "none of 2 classes" in str(run.why)
 

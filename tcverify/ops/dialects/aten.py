@@ -75,7 +75,7 @@ def torch_op(name: str, target: Any) -> Op:
         return Op(name, run, fake=run)
     if namespace == "aten" and base in _BOUNDARIES:
         return Op(name, partial(_between_boundaries, target, _BOUNDARIES[base]), fake=target)
-    if name == "aten::nll_loss2d_backward":
+    if name in ("aten::nll_loss_backward", "aten::nll_loss2d_backward"):
         return Op(name, partial(_with_classes, target), fake=target)
     if name == "prims::device_put":
         return Op(name, _moved, fake=_moved)
@@ -146,8 +146,9 @@ def _with_classes(target: Any, grad: Tensor, x: Tensor, classes: Tensor, *args: 
     """A gradient by class. Raises IndexError where a target is none, for which the kernel writes outside of its result."""
     named = dict(zip(("weight", "reduction", "ignore_index"), args, strict=False)) | kwargs
     counted = classes[classes != named["ignore_index"]]
-    if counted.numel() and not 0 <= int(counted.min()) <= int(counted.max()) < x.shape[1]:
-        raise IndexError(f"{target}: a target is none of {x.shape[1]} classes")
+    known = x.shape[min(1, x.dim() - 1)]
+    if counted.numel() and not 0 <= int(counted.min()) <= int(counted.max()) < known:
+        raise IndexError(f"{target}: a target is none of {known} classes")
     return target(grad, x, classes, *args, **kwargs)  # type: ignore[no-any-return]
 
 
