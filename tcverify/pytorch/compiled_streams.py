@@ -1,8 +1,8 @@
 """What Inductor makes of code on several streams.
 
-A program is read as code whose nodes run on streams of a user, who waits as `torch:user_streams` draws it. Inductor's generated code enters
-these streams, calls the kernels and events, and says which buffers are used again. It is written for a CPU, where streams, order and
-buffers are chosen by the same code as for a GPU, and recorded with the stream of every op.
+A program is read as code whose nodes run on streams of a user, who waits as `torch:user_streams` draws it. Inductor's generated
+code enters these streams, calls the kernels and events, and says which buffers are used again. It is written for a CPU, where
+streams, order and buffers are chosen by the same code as for a GPU, and recorded with the stream of every op.
 """
 
 from __future__ import annotations
@@ -91,16 +91,17 @@ def on_stream(stream: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _streams_of_a_device() -> Iterator[None]:
-    """Have generated code enter `on_stream`, and call each kernel where its node comes, as on a GPU: on a CPU, calls wait for more."""
-    from torch._inductor.codegen import wrapper
+    """Have generated code enter `on_stream`, and call each kernel where its node comes: on a CPU, calls would wait for more."""
+    from torch._inductor.codegen.wrapper import EnterCudaStreamContextLine
     from torch._inductor.scheduler import Scheduler
     from torch._inductor.virtualized import V
 
     switch = Scheduler.generate_stream_ctx_switching
 
-    def name_of(index: int) -> str:
-        user = V.graph.scheduler.stream_idx_to_user_obj_idx.get(index, MAIN_STREAM)
-        return f"__import__({__name__!r}, fromlist=['on_stream']).on_stream({user})"
+    def entered(line: Any, code: Any) -> None:
+        user = V.graph.scheduler.stream_idx_to_user_obj_idx.get(line.stream_idx, MAIN_STREAM)
+        code.writeline(f"with __import__({__name__!r}, fromlist=['on_stream']).on_stream({user}):")
+        code.do_indent()
 
     def switched(scheduler: Any, node: Any) -> None:
         for backend in scheduler.backends.values():
@@ -108,7 +109,7 @@ def _streams_of_a_device() -> Iterator[None]:
         switch(scheduler, node)
 
     with (
-        mock.patch.object(wrapper, "get_stream_name", name_of),
+        mock.patch.object(EnterCudaStreamContextLine, "codegen", entered),
         mock.patch.object(Scheduler, "generate_stream_ctx_switching", switched),
     ):
         yield

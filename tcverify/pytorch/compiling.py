@@ -127,9 +127,16 @@ def _exists(config: Any, name: str) -> bool:
 
 
 def compile_graph(gm: fx.GraphModule, inputs: list[Tensor]) -> Any:
-    """Compile a graph, which is used up, as torch.compile does behind TorchDynamo. Returns what takes its inputs one by one."""
+    """Compile a graph, which is used up, as torch.compile does behind TorchDynamo.
+
+    Returns:
+        What takes its inputs one by one, and returns its outputs without the containers that they are in.
+    """
     from torch._inductor.compile_fx import compile_fx
 
+    output = gm.graph.output_node()
+    output.args = (tuple(pytree.tree_leaves(fx.node.map_aggregate(output.args[0], lambda x: x))),)
+    gm.recompile()
     return compile_fx(gm, inputs)
 
 

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import operator
+import importlib
 
-import torch
 from torch import fx
 
 
 def tie(gm: fx.GraphModule) -> None:
-    """`wrap_all_sync_nodes_with_control_deps`, mended: every event keeps its place among all nodes."""
-    from torch._inductor.fx_passes.control_dependencies import control_deps
-
-    now: dict[fx.Node, fx.Node] = {}  # a node -> what hands it on behind the last event
-    for number, node in enumerate(list(gm.graph.nodes)):
+    """Every event keeps its place among all nodes."""
+    streams = importlib.import_module("torch._functorch._aot_autograd.streams")
+    now: dict[fx.Node, None] = {}  # what hands on each value behind the last event
+    visited: set[fx.Node] = set()
+    for node in list(gm.graph.nodes):
+        visited.add(node)
         if node.op != "call_function":
             continue
         if "streams." not in str(node.target):
-            now[node] = node
+            now[node] = None
             continue
-        inner = fx.Graph()
-        inputs = [inner.placeholder(f"x{k}") for k in range(len(now))]
-        inner.output((inner.call_function(node.target, node.args), *inputs))
-        setattr(gm, f"tied{number}", fx.GraphModule(torch.nn.Module(), inner))
-        with gm.graph.inserting_before(node):
-            called = gm.graph.get_attr(f"tied{number}")
-            made = gm.graph.call_function(control_deps, (tuple(now.values()), called, *now.values()))
-            for k, (original, last) in enumerate(now.items()):
-                item = gm.graph.call_function(operator.getitem, (made, k + 1))
-                item.meta.update(last.meta)
-                for user in [user for user in last.users if user > made and user is not item]:
-                    user.replace_input_with(last, item)
-                now[original] = item
-        gm.graph.erase_node(node)
+        made, _ = streams._wrap_sync_node(gm, node, list(now), visited)
+        for item in made.users:
+            del now[made.args[1 + item.args[1]]]
+            now[item] = None
+        now[made] = None  # the next one follows it
+    gm.recompile()
 
 
 __all__ = ["tie"]
