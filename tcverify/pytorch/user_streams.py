@@ -91,12 +91,10 @@ class _Waits:
         self._forms: Iterator[str] = itertools.cycle(FORMS if options["waits"] == "mixed" else (options["waits"],))
         self._given: dict[int, list[fx.Node]] = defaultdict(list)  # stream -> what it runs so far
         self._host: set[fx.Node] = set()  # what is done when the host goes on
-        self._known: dict[int, set[fx.Node]] = defaultdict(
-            lambda: set(self._host)
-        )  # stream -> what is done when it goes on
-        self._recorded: dict[
-            fx.Node, tuple[int, set[fx.Node]]
-        ] = {}  # a node -> the event behind it, and what that covers
+        # stream -> what is done when it goes on
+        self._known: dict[int, set[fx.Node]] = defaultdict(lambda: set(self._host))
+        # node -> the event behind it, and what that covers
+        self._recorded: dict[fx.Node, tuple[int, set[fx.Node]]] = {}
 
     def write(self) -> None:
         """Write the calls of events."""
@@ -136,10 +134,11 @@ class _Waits:
             case "synchronize_device":
                 self._call(place, form, "cuda", 0)
                 done = set().union(*(self._covered(one) for one in list(self._given)))
-        for one in [*self._known] if form.startswith("synchronize") else [stream]:
-            self._known[one] |= done
-        if form.startswith("synchronize"):
+        by_host = form.startswith("synchronize")
+        if by_host:
             self._host |= done
+        for one in [*self._known] if by_host else [stream]:
+            self._known[one] |= done
 
     def _covered(self, stream: int) -> set[fx.Node]:
         return self._known[stream] | set(self._given[stream])
