@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import fx
 
-from tcverify.ops import RECORD, WAIT, lookup
+from tcverify.ops import lookup
 from tcverify.program.contract import Contract
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
-from tcverify.pytorch.streams import COMMUNICATION, Anchored, device, reorder, require_traced
+from tcverify.pytorch.streams import COMMUNICATION, Anchored, device, is_annotated, reorder, require_traced
 
 
 class BackwardStreams(TorchPass):
@@ -38,9 +38,9 @@ class BackwardStreams(TorchPass):
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> None:
         from torch._functorch._aot_autograd import streams
 
+        if is_annotated(gm.graph):
+            return
         work = [node for node in gm.graph.nodes if node.op == "call_function"]
-        if any(lookup(node.target).name in (RECORD, WAIT) for node in work):
-            return  # it says already where its ops run
         for number, node in enumerate(work):
             require_traced(node)
             op = lookup(node.target)

@@ -14,14 +14,13 @@ from unittest import mock
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from tcverify.program.stream_options import MAIN_STREAM
 from tcverify.pytorch.base import TorchPass
-from tcverify.pytorch.compiling import compile_graph, example_inputs, inductor
+from tcverify.pytorch.compiling import inductor, record_of
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
 from tcverify.pytorch.functional import functional_copy
-from tcverify.pytorch.recording import OpRecorder, record_compiled
+from tcverify.pytorch.recording import OpRecorder
 from tcverify.pytorch.streams import Anchored
 from tcverify.pytorch.user_streams import run_on_streams
 
@@ -38,19 +37,10 @@ class CompiledStreams(TorchPass):
         module = functional_copy(gm)
         if not run_on_streams(module, options):
             return None
-        values = example_inputs(gm)
         settings = {name: options[name] for name in ("allow_buffer_reuse", "inplace_buffers")}
+        recorder = _Recorder()
         with inductor(settings), _streams_of_a_device():
-            compiled = compile_graph(module, values)
-            result = next(node for node in gm.graph.nodes if node.op == "output").args[0]
-            _, tree = pytree.tree_flatten(fx.node.map_aggregate(result, lambda x: x))
-            recorder = _Recorder()
-            graph = record_compiled(
-                lambda given: compiled(*given),
-                list(zip((str(n.target) for n in gm.graph.nodes if n.op == "placeholder"), values, strict=True)),
-                lambda got: pytree.tree_unflatten(pytree.tree_leaves(got), tree),
-                recorder,
-            )
+            graph = record_of(gm, module, recorder)
         recorder.describe()
         Anchored(graph, reuse=False).write()
         return fx.GraphModule(torch.nn.Module(), graph)

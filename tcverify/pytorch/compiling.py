@@ -18,7 +18,7 @@ from tcverify.pytorch.effects import define_shapes, effects_as
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
 from tcverify.pytorch.functional import functional_copy
 from tcverify.pytorch.kernels import define_kernel, forget_kernels
-from tcverify.pytorch.recording import record_compiled
+from tcverify.pytorch.recording import OpRecorder, record_compiled
 
 Tensor = torch.Tensor
 
@@ -42,16 +42,8 @@ class Compile(TorchPass):
         define_shapes()
         module = functional_copy(gm)
         settings = {name: value for name, value in options.items() if name not in ("compiled_ranks", "effects")}
-        values = example_inputs(gm)
         with effects_as(options["effects"]), inductor(settings):
-            compiled = compile_graph(module, values)
-            result = next(node for node in gm.graph.nodes if node.op == "output").args[0]
-            _, tree = pytree.tree_flatten(fx.node.map_aggregate(result, lambda x: x))
-            graph = record_compiled(
-                lambda given: compiled(*given),
-                list(zip((str(n.target) for n in gm.graph.nodes if n.op == "placeholder"), values, strict=True)),
-                lambda got: pytree.tree_unflatten(pytree.tree_leaves(got), tree),
-            )
+            graph = record_of(gm, module, OpRecorder())
         return fx.GraphModule(torch.nn.Module(), graph)
 
     @classmethod
@@ -65,6 +57,37 @@ class Compile(TorchPass):
         )
 
 
+def record_of(gm: fx.GraphModule, module: fx.GraphModule, recorder: OpRecorder) -> fx.Graph:
+    """What the generated code of a graph does.
+
+    Args:
+        gm: the graph, whose inputs and outputs it has.
+        module: what is compiled, and used up.
+        recorder: records it.
+
+    Raises:
+        Unsupported: an input, or a node that is returned, is not a tensor.
+    """
+    output = gm.graph.output_node()
+    for node in output.all_input_nodes:
+        if isinstance(node.meta.get("val"), (tuple, list)):
+            raise Unsupported(f"output '{node.name}' is not a tensor")
+    values = example_inputs(gm)
+    compiled = compile_graph(module, values)
+    _, tree = pytree.tree_flatten(_plain(output.args[0]))
+    return record_compiled(
+        lambda given: compiled(*given),
+        list(zip((str(n.target) for n in gm.graph.nodes if n.op == "placeholder"), values, strict=True)),
+        lambda got: pytree.tree_unflatten(pytree.tree_leaves(got), tree),
+        recorder,
+    )
+
+
+def _plain(result: Any) -> Any:
+    """What a graph returns, in containers that are not those of torch.fx."""
+    return fx.node.map_aggregate(result, lambda x: x)
+
+
 def is_compiled(which: str, rank: int) -> bool:
     """Whether an option such as "even" means a rank."""
     return {"all": True, "first": rank == 0, "even": rank % 2 == 0, "odd": rank % 2 == 1}[which]
@@ -74,12 +97,9 @@ def example_inputs(gm: fx.GraphModule) -> list[Tensor]:
     """Real inputs of the shapes that the metadata of the placeholders says. All of them are zero.
 
     Raises:
-        Unsupported: an input, or a node that is returned, is not a tensor.
+        Unsupported: an input is not a tensor.
     """
     found = []
-    for node in gm.graph.output_node().all_input_nodes:
-        if isinstance(node.meta.get("val"), (tuple, list)):
-            raise Unsupported(f"output '{node.name}' is not a tensor")
     for node in gm.graph.nodes:
         if node.op != "placeholder":
             continue
@@ -135,9 +155,9 @@ def compile_graph(gm: fx.GraphModule, inputs: list[Tensor]) -> Any:
     from torch._inductor.compile_fx import compile_fx
 
     output = gm.graph.output_node()
-    output.args = (tuple(pytree.tree_leaves(fx.node.map_aggregate(output.args[0], lambda x: x))),)
+    output.args = (tuple(pytree.tree_leaves(_plain(output.args[0]))),)
     gm.recompile()
     return compile_fx(gm, inputs)
 
 
-__all__ = ["Compile", "compile_graph", "example_inputs", "inductor", "is_compiled"]
+__all__ = ["Compile", "compile_graph", "example_inputs", "inductor", "is_compiled", "record_of"]

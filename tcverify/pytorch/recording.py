@@ -27,7 +27,7 @@ def record_compiled(
     call: Callable[[list[Tensor]], Any],
     placeholders: Sequence[tuple[str, Tensor]],
     returned: Callable[[Any], Any],
-    recorder: OpRecorder | None = None,
+    recorder: OpRecorder,
 ) -> fx.Graph:
     """Call compiled code and return what it did.
 
@@ -35,9 +35,8 @@ def record_compiled(
         call: the code; takes its inputs as a list.
         placeholders: name and value of each input, in order. Values are written where the code writes its inputs.
         returned: brings what the code returned into the containers that the graph is to return.
-        recorder: records it; by default one of its own.
+        recorder: records it.
     """
-    recorder = recorder or OpRecorder()
     for name, value in placeholders:
         recorder.input(name, value)
     with torch.no_grad(), recorder:

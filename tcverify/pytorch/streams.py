@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from tcverify.errors import Unsupported
-from tcverify.ops import RECORD, WAIT, lookup, resolve, schema_of
+from tcverify.ops import RECORD, WAIT, lookup, mutated_operands, resolve, schema_of
 from tcverify.program.stream_options import MAIN_STREAM
 
 #: Streams by index; what communicates runs on this one.
@@ -39,6 +39,11 @@ def device() -> Iterator[None]:
         mock.patch.object(torch.cuda, "is_available", return_value=True),  # up to torch 2.12
     ):
         yield
+
+
+def is_annotated(graph: fx.Graph) -> bool:
+    """Whether a graph says already by anchors where its ops run."""
+    return any(node.op == "call_function" and lookup(node.target).name in (RECORD, WAIT) for node in graph.nodes)
 
 
 def require_traced(node: fx.Node) -> None:
@@ -88,7 +93,7 @@ ORDERS: Mapping[str, Sequence[str]] = {
 
 def _move_syncs(gm: fx.GraphModule, order: Sequence[str]) -> None:
     """Order the calls of a graph anew, by what they read alone."""
-    output = next(iter(reversed(gm.graph.nodes)))
+    output = gm.graph.output_node()
     todo = [node for node in gm.graph.nodes if node.op == "call_function"]
     missing = {node: sum(one.op == "call_function" for one in node.all_input_nodes) for node in todo}
     rank = {node: order.index(_kind(gm, node)) for node in todo}
@@ -204,6 +209,8 @@ class Anchored:
             case "synchronize_device":
                 for stream in [*self._last, *self._pending]:
                     self._hold(self._given(stream))
+            case _:
+                raise Unsupported(f"what {name} says of streams is not known here")
 
     def _given(self, stream: int) -> dict[fx.Node, None]:
         """Tokens of all that a stream has been given so far, and of what it waits for."""
@@ -256,7 +263,7 @@ class Anchored:
 
     def _bind(self, node: fx.Node, stream: int) -> None:
         operands = [one for one in node.all_input_nodes if is_tensor(one)]
-        written = _written_by(node)
+        written = mutated_operands(node)
         read = [one for one in operands if one not in written]
         if operands and not read and self._pending[stream]:  # what is written into cannot wait
             self._gate(operands[0], stream, node)
@@ -309,15 +316,6 @@ def is_alias(node: fx.Node) -> bool:
     return any(result.alias_info for result in schema.returns)
 
 
-def _written_by(node: fx.Node) -> list[Any]:
-    """The operands that a node writes into."""
-    schema = schema_of(node.target)
-    if schema is None or not schema.is_mutable:
-        return []
-    given = {**dict(zip((a.name for a in schema.arguments), node.args, strict=False)), **node.kwargs}
-    return [given[a.name] for a in schema.arguments if a.name in given and a.alias_info and a.alias_info.is_write]
-
-
 def readers_of(node: fx.Node) -> list[fx.Node]:
     """The nodes that read a value or its views, the views among them."""
     return [*node.users, *(one for user in node.users if _is_view(user) for one in readers_of(user))]
@@ -333,6 +331,7 @@ __all__ = [
     "Anchored",
     "device",
     "is_alias",
+    "is_annotated",
     "is_tensor",
     "readers_of",
     "reorder",

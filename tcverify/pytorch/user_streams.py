@@ -16,11 +16,20 @@ from typing import Any
 import torch
 from torch import fx
 
-from tcverify.ops import RECORD, WAIT, lookup
+from tcverify.ops import lookup
 from tcverify.program.stream_options import MAIN_STREAM
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
-from tcverify.pytorch.streams import COMMUNICATION, Anchored, device, is_alias, reorder, require_traced, stream_of
+from tcverify.pytorch.streams import (
+    COMMUNICATION,
+    Anchored,
+    device,
+    is_alias,
+    is_annotated,
+    reorder,
+    require_traced,
+    stream_of,
+)
 
 
 class UserStreams(TorchPass):
@@ -63,11 +72,10 @@ def run_on_streams(gm: fx.GraphModule, options: Mapping[str, Any]) -> bool:
     Raises:
         Unsupported: a node is none that AOTAutograd traces.
     """
-    work = [node for node in gm.graph.nodes if node.op == "call_function"]
-    if any(lookup(node.target).name in (RECORD, WAIT) for node in work):
+    if is_annotated(gm.graph):
         return False
     number = itertools.count()
-    for node in work:
+    for node in [node for node in gm.graph.nodes if node.op == "call_function"]:
         require_traced(node)
         if node.target is operator.getitem:
             stream = stream_of(node.args[0])
@@ -98,7 +106,7 @@ class _Waits:
 
     def write(self) -> None:
         """Write the calls of events."""
-        output = next(iter(reversed(self._graph.nodes)))
+        output = self._graph.output_node()
         for node in [node for node in self._graph.nodes if node.op == "call_function" and not is_alias(node)]:
             stream = stream_of(node)
             for producer in _producers(node):
