@@ -16,7 +16,15 @@ from tcverify.ops import lookup
 from tcverify.program.contract import Contract
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
-from tcverify.pytorch.streams import COMMUNICATION, Anchored, device, is_annotated, reorder, require_traced
+from tcverify.pytorch.streams import (
+    COMMUNICATION,
+    Anchored,
+    behind_last_reads,
+    device,
+    is_annotated,
+    reorder,
+    require_traced,
+)
 
 
 class BackwardStreams(TorchPass):
@@ -55,7 +63,7 @@ class BackwardStreams(TorchPass):
                 streams.sync_deallocations(gm)
             if options["order"] != "traced":
                 reorder(gm, options["order"])
-        Anchored(gm.graph, reuse=options["reuse"]).write()
+        Anchored(gm.graph, behind_last_reads(gm.graph) if options["reuse"] else {}).write()
         gm.recompile()
 
     @classmethod

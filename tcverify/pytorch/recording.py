@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from tcverify.errors import Unsupported
+from tcverify.execution.asynchrony import storage_of
 from tcverify.ops import lookup, qualified_name, resolve, with_group
 from tcverify.pytorch.groups import known_groups
 
@@ -72,18 +73,18 @@ class OpRecorder(TorchDispatchMode):
         """Add an input of the graph."""
         node = self.graph.placeholder(name)
         self._hold(value, node)
-        self._unknown.add(_storage(value))
+        self._unknown.add(storage_of(value))
 
     def node(self, value: Tensor) -> fx.Node:
         """The node of a tensor, added if there is none yet."""
         key = _layout(value)
         if key in self._views:
             return self._views[key]
-        if _storage(value) not in self._roots:
+        if storage_of(value) not in self._roots:
             self._allocate(value)
             if key in self._views:
                 return self._views[key]
-        root, _ = self._roots[_storage(value)]
+        root, _ = self._roots[storage_of(value)]
         node = self._call("aten::as_strided", root, list(value.shape), list(value.stride()), value.storage_offset())
         self._views[key] = node
         self._kept.append((node, value))
@@ -101,8 +102,8 @@ class OpRecorder(TorchDispatchMode):
         self._hold(torch.as_strided(value, [size], [1], 0), node)
 
     def _hold(self, value: Tensor, node: fx.Node) -> None:
-        if _storage(value) not in self._roots:
-            self._roots[_storage(value)] = node, value
+        if storage_of(value) not in self._roots:
+            self._roots[storage_of(value)] = node, value
             self._views[_layout(value)] = node
         self._kept.append((node, value))
 
@@ -120,13 +121,13 @@ class OpRecorder(TorchDispatchMode):
         if name.startswith("profiler::") or (view and not self.records_views):
             return func(*args, **kwargs)
         operands, named = pytree.tree_map_only(Tensor, self.node, (list(args), dict(kwargs)))
-        used = {_storage(one) for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+        used = {storage_of(one) for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
         unknown = not used.isdisjoint(self._unknown)
         if unknown and name == "aten::_local_scalar_dense":
             raise Unsupported("the code makes a Python number of a value, which a record of it would keep")
         result = _performed(func, name, args, kwargs)
         if unknown:
-            made = {_storage(one) for one in pytree.tree_leaves(result) if isinstance(one, Tensor)}
+            made = {storage_of(one) for one in pytree.tree_leaves(result) if isinstance(one, Tensor)}
             self._unknown |= made | (used if func._schema.is_mutable else set())
         if not (view and isinstance(result, Tensor) and _layout(result) in self._views):
             self._write(func, name, operands, named, result)
@@ -151,7 +152,7 @@ class OpRecorder(TorchDispatchMode):
                     self._made(part, self.graph.call_function(operator.getitem, (node, index)))
 
     def _made(self, value: Tensor, node: fx.Node) -> None:
-        if _storage(value) in self._roots:
+        if storage_of(value) in self._roots:
             self._views[_layout(value)] = node
             self._kept.append((node, value))
         else:
@@ -162,12 +163,8 @@ class OpRecorder(TorchDispatchMode):
 _WHERE = frozenset({"device", "layout", "pin_memory"})
 
 
-def _storage(value: Tensor) -> int:
-    return int(value.untyped_storage()._cdata)
-
-
 def _layout(value: Tensor) -> tuple[Any, ...]:
-    return (_storage(value), value.dtype, tuple(value.shape), tuple(value.stride()), value.storage_offset())
+    return (storage_of(value), value.dtype, tuple(value.shape), tuple(value.stride()), value.storage_offset())
 
 
 def _is_view(func: Any, name: str) -> bool:

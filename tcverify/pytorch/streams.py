@@ -158,14 +158,13 @@ class Anchored:
     host waits, it gives no stream anything before that is done.
 
     Args:
-        reuse: whether memory is used again: once the host has issued the last node that reads a value, the stream that
-            allocated it may overwrite it.
+        overwritten: in front of which node the stream that allocated a value overwrites it, as its memory is used again.
     """
 
-    def __init__(self, graph: fx.Graph, *, reuse: bool) -> None:
+    def __init__(self, graph: fx.Graph, overwritten: Mapping[fx.Node, Iterable[fx.Node]]) -> None:
         self._graph = graph
         self._nodes = list(graph.nodes)
-        self._freed = self._last_reads() if reuse else {}
+        self._overwritten = overwritten
         self._last: dict[int, fx.Node] = {}  # stream -> the op that it runs last so far
         self._host: dict[fx.Node, None] = {}  # tokens that the host has waited for
         # stream -> tokens that its next op waits for
@@ -176,19 +175,17 @@ class Anchored:
     def write(self) -> None:
         """Replace the calls of events by anchors."""
         for node in self._nodes:
+            for value in self._overwritten.get(node, ()):
+                self._overwrite(value, node)
             if node.op == "output":
                 self._join(node)
             if node.op != "call_function":
                 continue
-            freed = self._freed.get(node, ())
-            behind = node.next
             if getattr(node.target, "namespace", None) == "streams":
                 self._synchronize(node)
                 self._graph.erase_node(node)
             elif not is_alias(node):
                 self._bind(node, stream_of(node))
-            for value in freed:
-                self._overwrite(value, behind)
 
     def _synchronize(self, node: fx.Node) -> None:
         name, numbers = str(node.target).split(".")[1], [int(one) for one in node.args if isinstance(one, int)]
@@ -235,17 +232,6 @@ class Anchored:
         gate.meta["val"] = value.meta["val"]
         self._bind(gate, stream)
 
-    def _last_reads(self) -> dict[fx.Node, list[fx.Node]]:
-        """Values that only the graph holds, by the last node that reads them or a view of them."""
-        place = {node: number for number, node in enumerate(self._nodes)}
-        found: dict[fx.Node, list[fx.Node]] = {}
-        for node in self._nodes:
-            if node.op == "call_function" and is_tensor(node) and not is_alias(node):
-                readers = readers_of(node)
-                if readers and all(one.op != "output" for one in readers):
-                    found.setdefault(max(readers, key=place.__getitem__), []).append(node)
-        return found
-
     def _marked(self, stream: int) -> dict[fx.Node, None]:
         """The token of what a stream runs last."""
         last = self._last.get(stream)
@@ -287,14 +273,27 @@ class Anchored:
         return bound
 
     def _overwrite(self, value: fx.Node, behind: fx.Node) -> None:
-        """Let the stream that a value was allocated on use its memory again, in front of a node."""
+        """Let the stream that allocated a value overwrite it, in front of a node."""
         stream = stream_of(value)
         if self._pending[stream]:  # what is written into cannot wait
             self._gate(value, stream, behind)
         with self._graph.inserting_before(behind):
-            self._last[stream] = self._graph.call_function(torch.ops.aten.fill_.Scalar, (value, 0))
+            fill, name = torch.ops.aten.fill_.Scalar, f"{value.name}_overwritten"
+            self._last[stream] = self._graph.create_node("call_function", fill, (value, 0), name=name)
         self._last[stream].meta["val"] = value.meta["val"]
         self._marked(stream)
+
+
+def behind_last_reads(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """Values that only the graph holds, by the node behind the last one that reads them or a view of them."""
+    place = {node: number for number, node in enumerate(graph.nodes)}
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and is_tensor(node) and not is_alias(node):
+            readers = readers_of(node)
+            if readers and all(one.op != "output" for one in readers):
+                found.setdefault(max(readers, key=place.__getitem__).next, []).append(node)
+    return found
 
 
 def stream_of(node: fx.Node) -> int:
@@ -329,6 +328,7 @@ __all__ = [
     "COMMUNICATION",
     "ORDERS",
     "Anchored",
+    "behind_last_reads",
     "device",
     "is_alias",
     "is_annotated",

@@ -513,7 +513,7 @@ _ALL = (
             "streams": (2, 3, 4), "run": (1, 2, 3, 5), "annotated": ("side", "all"),
             "waits": ("event", "wait_stream", "synchronize_event", "synchronize_stream", "synchronize_device", "mixed"),
             "events": ("each", "stream", "one"), "place": ("reader", "apart", "producer"),
-            "allow_buffer_reuse": _BOTH, "inplace_buffers": _BOTH,
+            "allow_buffer_reuse": _BOTH, "inplace_buffers": _BOTH, "caching": _FLAG,
         },
     ),
     TorchSubject(

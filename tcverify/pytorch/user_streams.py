@@ -55,7 +55,7 @@ class UserStreams(TorchPass):
         if options["order"] != "traced":
             with device():
                 reorder(gm, options["order"])
-        Anchored(gm.graph, reuse=False).write()
+        Anchored(gm.graph, {}).write()
         gm.recompile()
 
     @classmethod

@@ -39,6 +39,12 @@ def read_aside(b: GraphBuilder, x: fx.Node, v: fx.Node) -> Any:
     return [b.call("aten::mm", made, v), b.call("aten::mm", v, x)]
 
 
+def read_before_waiting(b: GraphBuilder, x: fx.Node, v: fx.Node) -> Any:
+    """Stream 0 waits for what stream 1 reads before it allocates anything."""
+    made = b.call("aten::mm", x, v)
+    return b.call("aten::mm", b.call("aten::mm", made, v), v)
+
+
 def kinds(made: Program) -> set[str]:
     return {finding.kind for finding in verify(CompiledStreams(), made).findings}
 
@@ -48,6 +54,21 @@ def test_a_buffer_that_another_stream_reads_is_used_again() -> None:
     assert [finding.kind for finding in verdict.findings] == ["race"]
     assert "before its read by 'mm_default_1' on stream 1 is complete" in verdict.findings[0].title
     assert kinds(program(read_aside, allow_buffer_reuse=False)) == set()
+
+
+def test_memory_that_another_stream_reads_is_given_out_again() -> None:
+    options = {"allow_buffer_reuse": False, "caching": True}
+    verdict = verify(CompiledStreams(), program(read_aside, **options))
+    assert [finding.kind for finding in verdict.findings] == ["race"]
+    title = verdict.findings[0].title
+    assert "'empty_strided_default_overwritten' on stream 0 writes into" in title
+    assert "'mm_default_1' on stream 1" in title
+    assert kinds(program(read_before_waiting, **options)) == set()
+
+
+def test_memory_that_is_never_deleted_is_not_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.scheduler.Scheduler.free_buffers", lambda _: None)
+    assert kinds(program(read_aside, caching=True)) == set()
 
 
 def test_ops_run_on_the_streams_that_generated_code_enters() -> None:
@@ -68,13 +89,14 @@ def test_an_event_that_is_lost_is_a_race(monkeypatch: pytest.MonkeyPatch) -> Non
     release(torch.__version__) < (2, 15),
     reason="Inductor of torch 2.13 runs readers in front of the control_deps that they read",
 )
-def test_where_every_event_keeps_its_place_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_events_keep_their_places_and_buffers_live_on_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_capture, TIES, tie)
+    monkeypatch.setattr("torch._inductor.scheduler.Scheduler.free_buffers", lambda _: None)
     fired = 0
     decoder = DECODERS["wild"]
     for seed in range(16):
         made = decoder.decode(TP2, bytes((seed * 37 + k * 101) % 251 for k in range(decoder.width)))
-        options = {"streams": 3, "run": 1 + seed % 2, "allow_buffer_reuse": False, "inplace_buffers": False}
+        options = {"streams": 3, "run": 1 + seed % 2, "caching": True, "inplace_buffers": False}
         verdict = verify(CompiledStreams(), replace(made, options=options))
         assert not verdict.findings, verdict.findings
         fired += verdict.status == "passed" and verdict.changed
