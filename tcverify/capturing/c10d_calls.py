@@ -18,6 +18,7 @@ from torch import fx
 from tcverify.errors import ProgramError
 from tcverify.ops import define_ops, qualified_name
 from tcverify.ops.reductions import REDUCTIONS
+from tcverify.program.graph import lazy_module
 
 #: Why some of them are not rewritten.
 REASONS = {
@@ -48,7 +49,7 @@ def to_functional_collectives(module: fx.GraphModule) -> fx.GraphModule:
     made.meta.update(last.meta)
     for node, copy in copies.items():
         copy.meta.update(node.meta)
-    found = fx.GraphModule(module, graph)
+    found = lazy_module(module, graph)
     _Rewriter(found).run()
     graph.eliminate_dead_code(is_impure_node=lambda node: node.op != "get_attr")
     found.recompile()

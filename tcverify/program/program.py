@@ -21,6 +21,7 @@ from tcverify.program.graph import (
     compute_nodes,
     describe,
     fake_values,
+    lazy_module,
     with_metadata,
 )
 from tcverify.program.inputs import InputSpec, Sources
@@ -213,7 +214,7 @@ class Program:
         return list(classes.values())
 
     def _given(self, rank: int, graph: fx.Graph) -> fx.GraphModule:
-        module = _lazy_module(self._module(rank) or {}, graph)
+        module = lazy_module(self._module(rank) or {}, graph, "Program")
         module.meta["rank"] = rank
         module.meta["world_size"] = self.world_size
         module.meta["groups"] = self.mesh.groups(rank)
@@ -319,20 +320,6 @@ class Program:
 
 def _is_asynchronous(graph: fx.Graph) -> bool:
     return any(node.op == "call_function" and lookup(node.target).phase == "start" for node in graph.nodes)
-
-
-def _lazy_module(root: Any, graph: fx.Graph) -> fx.GraphModule:
-    """Create a GraphModule that generates its code on the first call: 0.03 ms instead of 0.75 ms.
-
-    Uses a private function of torch; falls back to the ordinary constructor if that is missing.
-    """
-    try:
-        from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
-    except ImportError:
-        return fx.GraphModule(root, graph, class_name="Program")
-    with _use_lazy_graph_module(True):
-        module = _make_graph_module(root, graph, class_name="Program")
-    return module
 
 
 def _peak(graph: fx.Graph) -> int:

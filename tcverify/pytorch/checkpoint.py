@@ -27,6 +27,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from tcverify.errors import Unsupported
 from tcverify.ops import resolve
 from tcverify.program import REPLICATED
+from tcverify.program.graph import lazy_module
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compat import filter_known_options, forget_shardings, patch_attributes
 from tcverify.pytorch.dtensor import device_mesh, distribute, read_placements, trace_ops
@@ -78,7 +79,7 @@ class Checkpoint(TorchPass):
 
         with _no_plans_cached():
             traced = trace_ops(run, kept, by="torch.distributed.checkpoint")
-        return fx.GraphModule(gm, _followed(gm.graph, kept, traced.graph))
+        return lazy_module(gm, _followed(gm.graph, kept, traced.graph))
 
 
 class _Ranks:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from tcverify.execution.asynchrony import storage_of
+from tcverify.program.graph import lazy_module
 from tcverify.program.stream_options import MAIN_STREAM
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compiling import inductor, record_of
@@ -48,7 +49,7 @@ class CompiledStreams(TorchPass):
             graph = record_of(gm, module, made)
         made.describe()
         Anchored(graph, made.given_out() if options["caching"] else {}).write()
-        return fx.GraphModule(torch.nn.Module(), graph)
+        return lazy_module(torch.nn.Module(), graph)
 
     @classmethod
     def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:

@@ -13,6 +13,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tcverify.errors import Unsupported
+from tcverify.program.graph import lazy_module
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.effects import define_shapes, effects_as
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
@@ -44,7 +45,7 @@ class Compile(TorchPass):
         settings = {name: value for name, value in options.items() if name not in ("compiled_ranks", "effects")}
         with effects_as(options["effects"]), inductor(settings):
             graph = record_of(gm, module, OpRecorder())
-        return fx.GraphModule(torch.nn.Module(), graph)
+        return lazy_module(torch.nn.Module(), graph)
 
     @classmethod
     def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:

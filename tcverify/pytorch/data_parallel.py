@@ -15,12 +15,14 @@ import torch
 from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
+from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from tcverify.capturing.c10d_calls import to_functional_collectives
 from tcverify.errors import ProgramError, Unsupported
 from tcverify.program.builder import has_effect
+from tcverify.program.graph import lazy_module
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compat import forget_shardings, shardings_untraced
 from tcverify.pytorch.dtensor import declining, device_mesh
@@ -281,8 +283,8 @@ class _Collectives(OpRecorder):
         self._objects = 0
 
     def _write(self, func: Any, name: str, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:
-        args, kwargs = pytree.tree_map_only(torch.ScriptObject, self._held, (args, kwargs))
-        super()._write(func, name, args, kwargs, result)
+        held, named = map_aggregate((args, kwargs), lambda x: self._held(x) if isinstance(x, torch.ScriptObject) else x)
+        super()._write(func, name, list(held), dict(named), result)
 
     def _held(self, value: torch.ScriptObject) -> fx.Node:
         """A process group or a reduction as an attribute of the module, which code can name."""
@@ -295,7 +297,7 @@ class _Collectives(OpRecorder):
         self.graph.output(pytree.tree_map_only(Tensor, self.node, returned))
         self.describe()
         try:
-            made = to_functional_collectives(fx.GraphModule(self._root, self.graph))
+            made = to_functional_collectives(lazy_module(self._root, self.graph))
         except ProgramError as error:
             raise Unsupported(str(error)) from error
         made.graph.eliminate_dead_code(has_effect)

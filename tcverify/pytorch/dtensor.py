@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 from tcverify.errors import Unsupported
 from tcverify.ops import lookup, mutated_operands, new_fake_mode, qualified_name
 from tcverify.program import REPLICATED
+from tcverify.program.graph import lazy_module
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compat import forget_shardings, shardings_untraced
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
@@ -80,7 +81,7 @@ class DTensorProgram(TorchPass):
                 return _Run(mesh, gm.meta["groups"], placements).run(gm.graph, given)
 
         traced = trace_ops(run, [node for node in gm.graph.nodes if node.op == "placeholder"])
-        return fx.GraphModule(gm, _written(gm.graph, traced))
+        return lazy_module(gm, _written(gm.graph, traced))
 
     def running(self) -> contextlib.AbstractContextManager[None]:
         """What surrounds the ops of a program."""

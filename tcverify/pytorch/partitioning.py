@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from tcverify.errors import Unsupported
 from tcverify.ops import lookup, schema_of
+from tcverify.program.graph import lazy_module
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.cutting import find_cut
 from tcverify.pytorch.effects import define_shapes
@@ -37,7 +38,7 @@ class MergeEqual(TorchPass):
         module = _copied(gm)
         _flatten_output(module.graph)
         graph = fx_graph_cse(module.graph)
-        return fx.GraphModule(module, _returning(graph, gm))
+        return lazy_module(module, _returning(graph, gm))
 
     @classmethod
     def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
@@ -63,7 +64,7 @@ class Partition(TorchPass):
         module = _copied(gm)
         joint = _joint(module, options["cut"])
         graph = _joined(*self.divide(joint.module, joint.forward, options), joint)
-        return fx.GraphModule(torch.nn.Module(), _returning(graph, gm))
+        return lazy_module(torch.nn.Module(), _returning(graph, gm))
 
     #: What torch.compile calls it for.
     backend: ClassVar[str]

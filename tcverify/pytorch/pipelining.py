@@ -21,6 +21,7 @@ from torch import fx
 
 from tcverify.errors import Unsupported
 from tcverify.ops import resolve
+from tcverify.program.graph import lazy_module
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compat import filter_known_options
 from tcverify.pytorch.recording import OpRecorder
@@ -51,7 +52,7 @@ class PipelineSchedule(TorchPass):
         (returned,) = (node.args[0] for node in gm.graph.nodes if node.op == "output")
         graph = rank.returning(returned)
         with_inputs_of(gm, graph)
-        return fx.GraphModule(gm, graph)
+        return lazy_module(gm, graph)
 
 
 class _Rank:

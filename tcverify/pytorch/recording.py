@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
@@ -120,8 +121,15 @@ class OpRecorder(TorchDispatchMode):
         view = _is_view(func, name)
         if name.startswith("profiler::") or (view and not self.records_views):
             return func(*args, **kwargs)
-        operands, named = pytree.tree_map_only(Tensor, self.node, (list(args), dict(kwargs)))
-        used = {storage_of(one) for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+        used: set[int] = set()  # storages
+
+        def operand(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            used.add(storage_of(value))
+            return self.node(value)
+
+        operands, named = map_aggregate((list(args), kwargs), operand)
         unknown = not used.isdisjoint(self._unknown)
         if unknown and name == "aten::_local_scalar_dense":
             raise Unsupported("the code makes a Python number of a value, which a record of it would keep")
@@ -130,7 +138,7 @@ class OpRecorder(TorchDispatchMode):
             made = {storage_of(one) for one in pytree.tree_leaves(result) if isinstance(one, Tensor)}
             self._unknown |= made | (used if func._schema.is_mutable else set())
         if not (view and isinstance(result, Tensor) and _layout(result) in self._views):
-            self._write(func, name, operands, named, result)
+            self._write(func, name, list(operands), dict(named), result)
         return result
 
     def _write(self, func: Any, name: str, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:

@@ -10,6 +10,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tcverify.errors import Unsupported
+from tcverify.program.graph import lazy_module
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compiling import example_inputs
 from tcverify.pytorch.cutting import quiet_places
@@ -47,7 +48,7 @@ class TracedStages(TorchPass):
         whole = fx.GraphModule(torch.nn.Module(), fx.Graph())
         whole.graph = _joined(pipe.split_gm.graph, stages, whole)
         inline_submodules(whole)
-        return fx.GraphModule(torch.nn.Module(), _as_before(gm.graph, model.inputs, whole.graph))
+        return lazy_module(torch.nn.Module(), _as_before(gm.graph, model.inputs, whole.graph))
 
     @classmethod
     def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:

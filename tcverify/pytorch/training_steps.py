@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection
 
 import torch
@@ -31,7 +32,7 @@ def read_step(
     if not groups:
         raise Unsupported("the mesh has no dims")
     mesh = Mesh.grid({name: len(members) for name, members in groups.items()})
-    if not same_structure(write(mesh, step).graphs[0], gm.graph):
+    if not same_structure(_written(write, mesh, step), gm.graph):
         raise Unsupported("the graph is not the training step that its options describe")
     inputs = {node.name: node.meta["val"].shape for node in gm.graph.nodes if node.op == "placeholder"}
     if inputs != step.inputs():
@@ -46,6 +47,11 @@ def read_step(
                 if placement != REPLICATED and (node.name not in own or group not in over):
                     raise Unsupported(f"ranks {list(group)} have different values of input '{node.name}'")
     return step
+
+
+@functools.lru_cache(maxsize=1)  # the ranks of a program ask for the same one, one after the other
+def _written(write: Callable[[Mesh, TrainingStep], Program], mesh: Mesh, step: TrainingStep) -> fx.Graph:
+    return write(mesh, step).graphs[0]
 
 
 def with_inputs_of(gm: fx.GraphModule, made: fx.Graph) -> None:
