@@ -37,8 +37,14 @@ DOCS = ROOT / "docs"
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 
 #: Pages whose commands take long, and whose subjects have tests of their own: they run at night.
-LONG = {f"howto/{name}.md" for name in ("bisect", "dialect", "graphs", "inductor", "many_machines", "search")}
-LONG |= {"pytorch.md", "resharding.md"}
+LONG = {
+    f"howto/{name}.md"
+    for name in (
+        "bisect", "coverage", "deadlocks", "dialect", "domains", "executor", "graphs", "inductor", "many_machines", "races",
+        "report", "search", "tensorcast",
+    )
+}  # fmt: skip
+LONG |= {"index.md", "pytorch.md", "resharding.md"}  # the first shows what the tutorial does
 
 _FENCE = re.compile(r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?$")
 _LEFT_OUT = re.compile(r"^<!-- not run: .{8,} -->$")

@@ -29,6 +29,7 @@ from tcverify.strategies.training.data_parallel import data_parallel_program, gr
 from tcverify.strategies.training.model import TrainingStep
 from tcverify.strategies.training.optimizers import CLIPS, OPTIMIZERS
 from tcverify.verification.verifier import Verdict, verify
+from tests.sizes import crossed
 
 if release(torch.__version__) < (2, 10):
     pytest.skip("this torch does not tell how process groups reduce", allow_module_level=True)
@@ -82,10 +83,9 @@ DDP = {
 }
 
 
-@pytest.mark.parametrize("options", FSDP.values(), ids=FSDP)
-@pytest.mark.parametrize("mesh", [grid(3, 1), grid(4, 2)], ids=["shards", "replicas of shards"])
-def test_fully_sharded_training_computes_the_same_gradients(mesh: Mesh, options: dict[str, Any]) -> None:
-    verdict = judged(FullyShard, program(mesh, **MODEL), options)
+@pytest.mark.parametrize(("name", "ranks"), crossed(FSDP, [(3, 1), (4, 2)]))
+def test_fully_sharded_training_computes_the_same_gradients(name: str, ranks: tuple[int, int]) -> None:
+    verdict = judged(FullyShard, program(grid(*ranks), **MODEL), FSDP[name])
     assert verdict.status == "passed", verdict.doubts or verdict.findings
 
 
@@ -136,9 +136,9 @@ def test_zeros_are_reduced_for_parameters_without_gradients() -> None:
 UPDATES = list(zip(OPTIMIZERS, itertools.cycle(["by one", "together", "fused"]), itertools.cycle(CLIPS), strict=False))
 
 
-@pytest.mark.parametrize("kind", [FullyShard, DistributedDataParallelPass])
-@pytest.mark.parametrize(("optimizer", "kernels", "clip"), UPDATES)
-def test_parameters_are_updated_the_same(kind: type, optimizer: str, kernels: str, clip: str) -> None:
+@pytest.mark.parametrize(("update", "kind"), crossed(UPDATES, [FullyShard, DistributedDataParallelPass]))
+def test_parameters_are_updated_the_same(kind: type, update: tuple[str, str, str]) -> None:
+    optimizer, kernels, clip = update
     if kernels == "fused" and (kind is FullyShard or not OPTIMIZERS[optimizer].fused):
         kernels = "by one"
     given = program(**{**MODEL, "optimizer": optimizer, "clip": clip})
@@ -156,8 +156,13 @@ def test_ranks_may_update_a_share_of_the_parameters_each(shards: str, kernels: s
     assert calls(verdict.pair.rewritten, "broadcast") > calls(whole, "broadcast")
 
 
-@pytest.mark.parametrize("wide", ["reductions", "all", "forward and backward"])
-@pytest.mark.parametrize("options", [{}, {"sync": "last", "units": "pairs"}, {"sync": "all_reduce", "recompute": True}])
+@pytest.mark.parametrize(
+    ("wide", "options"),
+    crossed(
+        ["reductions", "all", "forward and backward"],
+        [{}, {"sync": "last", "units": "pairs"}, {"sync": "all_reduce", "recompute": True}],
+    ),
+)
 def test_mixed_precision_computes_the_same(wide: str, options: dict[str, Any]) -> None:
     given = program(grid(4, 2), **MODEL)
     verdict = judged(FullyShard, given, {**options, "wide": wide})

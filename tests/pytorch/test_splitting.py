@@ -18,6 +18,7 @@ from tcverify.pytorch.splitting import RegionalInductor, SplitModule, _parts, in
 from tcverify.pytorch.subjects import release
 from tcverify.strategies import DECODERS
 from tcverify.verification.verifier import verify
+from tests.sizes import by_night
 
 TP2 = Mesh.grid({"tp": 2})
 INPUTS = [InputSpec(name, (2, 2), placements=(("tp", VARYING),)) for name in ("x", "w")]
@@ -61,25 +62,25 @@ def test_parts_that_share_memory_alone_are_reordered(keep: bool, kinds: set[str]
 @pytest.mark.parametrize("run", [1, 2, 3, "collectives"])
 def test_in_their_original_order_nothing_is_found(run: int | str) -> None:
     ran = 0
-    for seed in range(40):
+    for seed in range(by_night(40, 14)):
         made = drawn("wild" if seed % 2 else "functional", seed)
         verdict = verify(SplitModule(run=run, keep_original_order=True), made)
         assert not verdict.findings, verdict.findings
         ran += verdict.status == "passed"
-    assert ran > 25
+    assert ran > by_night(25, 7)
 
 
 @pytest.mark.parametrize("run", [1, 2, 3])
 def test_parts_that_write_nothing_may_be_reordered(run: int) -> None:
     fired = 0
-    for seed in range(30):
+    for seed in range(by_night(30, 12)):
         made = drawn("traced", seed)
         if any(_writes(node) for graph in made.graphs for node in graph.nodes):
             continue
         verdict = verify(SplitModule(run=run), made)
         assert not verdict.findings, verdict.findings
         fired += verdict.status == "passed" and verdict.changed
-    assert fired > 2
+    assert fired > by_night(2, 0)
 
 
 def _writes(node: fx.Node) -> bool:
@@ -137,11 +138,11 @@ def test_regions_that_read_each_other_cannot_both_be_fused() -> None:
 @pytest.mark.parametrize("run", [1, 2, 3])
 def test_one_region_is_sound(run: int) -> None:
     fired = 0
-    for seed in range(30):
+    for seed in range(by_night(30, 12)):
         verdict = verify(RegionalInductor(run=run, regions=1), drawn("traced", seed))
         assert not verdict.findings, verdict.findings
         fired += verdict.status == "passed" and verdict.changed
-    assert fired > 2
+    assert fired > by_night(2, 0)
 
 
 @needs_regions

@@ -21,6 +21,7 @@ from tcverify.program import VARYING, GraphBuilder, InputSpec, Mesh, Program, sp
 from tcverify.pytorch.stages import TracedStages, _stages
 from tcverify.strategies import DECODERS
 from tcverify.verification.verifier import verify
+from tests.sizes import by_night
 
 TP2 = Mesh.grid({"tp": 2})
 INPUTS = [InputSpec(name, (2, 2), placements=(("tp", VARYING),)) for name in ("x", "w")]
@@ -74,12 +75,12 @@ def test_where_parts_keep_their_order_nothing_is_found(monkeypatch: pytest.Monke
         assert verify(TracedStages(), program(build, run=1)).status == "passed"
     ran = 0
     decoder = DECODERS["traced"]
-    for seed in range(30):
+    for seed in range(by_night(30, 10)):
         drawn = decoder.decode(TP2, bytes((seed * 37 + k * 101) % 251 for k in range(decoder.width)))
         verdict = verify(TracedStages(run=1 + seed % 3), drawn)
         assert not verdict.findings, verdict.findings
         ran += verdict.status == "passed"
-    assert ran > 5
+    assert ran > by_night(5, 1)
 
 
 def test_no_collective_is_under_way_between_stages() -> None:

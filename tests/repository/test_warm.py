@@ -1,4 +1,4 @@
-"""What `tests.warm` starts behaves as an interpreter of its own does: each command here is run both ways."""
+"""What `tests.warm` starts behaves as an interpreter of its own does: each command here is run both ways, the second at night."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ENDS = {
 }
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=["warm", pytest.param("interpreter", marks=pytest.mark.slow)])
 def begin(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., warm.Started]:
     """Starts a command in `tmp_path`, one way or the other."""
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "SAID": "that", "HOME": str(tmp_path)}
