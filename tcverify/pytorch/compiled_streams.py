@@ -86,8 +86,9 @@ class _Recorder(OpRecorder):
 
     def delete(self, value: Any) -> None:
         """What generated code calls where it deletes a buffer."""
-        behind = next(reversed(self.graph.nodes))
-        self._deleted |= {storage_of(one): behind for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)}
+        for one in pytree.tree_leaves(value):
+            if isinstance(one, torch.Tensor) and storage_of(one) in self._roots:
+                self._deleted[storage_of(one)] = next(reversed(self.graph.nodes))
 
     def given_out(self) -> dict[fx.Node, list[fx.Node]]:
         """What CUDA's allocator makes of it: by a node that allocates memory, the value that had it before.
@@ -117,7 +118,7 @@ class _Recorder(OpRecorder):
 
 
 def _size(node: fx.Node) -> int:
-    """How many blocks of the size to which CUDA's allocator rounds a tensor has."""
+    """The memory of a tensor, in units of the 512 bytes to which CUDA's allocator rounds."""
     return -(-int(node.meta["val"].untyped_storage().nbytes()) // 512)
 
 

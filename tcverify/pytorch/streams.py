@@ -158,7 +158,7 @@ class Anchored:
     host waits, it gives no stream anything before that is done.
 
     Args:
-        overwritten: in front of which node the stream that allocated a value overwrites it, as its memory is used again.
+        overwritten: by node, the values whose memory is used again in front of it, by the stream that allocated them.
     """
 
     def __init__(self, graph: fx.Graph, overwritten: Mapping[fx.Node, Iterable[fx.Node]]) -> None:
