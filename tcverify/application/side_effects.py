@@ -132,6 +132,9 @@ _SPACES: Mapping[str, Any] = MappingProxyType(
 #: What torch itself changes along with a setting.
 _FOLLOWING = ("torch.Storage",)  # the default dtype
 
+#: Whose functions torch itself puts in place, for good: TorchDynamo wraps what makes modules when it first runs.
+_OWN = "torch._dynamo.mutation_guard"
+
 #: Attributes of a class that represent functions without being callable.
 _WRAPPED = (property, classmethod, staticmethod)
 
@@ -188,6 +191,7 @@ def _unpatch(spaces: dict[str, dict[str, Any]], changed: GlobalChanges) -> None:
             if (
                 now.get(name) is not value
                 and f"{space}.{name}" not in _FOLLOWING
+                and getattr(now.get(name), "__module__", None) != _OWN
                 and (callable(value) or type(value) in _WRAPPED)
             ):
                 changed.what.append(f"{space}.{name}")

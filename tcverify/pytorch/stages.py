@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -37,9 +37,11 @@ class TracedStages(TorchPass):
 
         require_functional(gm.graph)
         define_shapes()
-        model = _Model(gm, _stages(gm.graph, options["run"]))
+        stages_of = _stages(gm.graph, options["run"])
+        inputs = _inputs_of_first(gm.graph, stages_of)
+        model, given = _model(gm, stages_of, inputs)
         with torch.no_grad():
-            pipe = pipeline(model, model.given)
+            pipe = pipeline(model, tuple(given))
         if pipe.num_stages < gm.meta["world_size"]:
             raise Unsupported(f"it has {pipe.num_stages} stages for {gm.meta['world_size']} ranks")
         stages = [pipe.build_stage(number, torch.device("cpu")) for number in range(pipe.num_stages)]
@@ -48,56 +50,49 @@ class TracedStages(TorchPass):
         whole = fx.GraphModule(torch.nn.Module(), fx.Graph())
         whole.graph = _joined(pipe.split_gm.graph, stages, whole)
         inline_submodules(whole)
-        return lazy_module(torch.nn.Module(), _as_before(gm.graph, model.inputs, whole.graph))
+        return lazy_module(torch.nn.Module(), _as_before(gm.graph, inputs, whole.graph))
 
     @classmethod
     def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
         return Pipeline(unreachable="torch.compile makes no pipelines")
 
 
-class _Model(torch.nn.Module):
-    """Computes what a graph computes, with a split point in front of each stage but the first.
+def _model(
+    gm: fx.GraphModule, stages: Mapping[fx.Node, int], inputs: Collection[fx.Node]
+) -> tuple[fx.GraphModule, list[Any]]:
+    """A model that computes what a graph computes, with a split point in front of each stage but the first.
 
-    Attributes:
-        inputs: those of the graph that are inputs of the model.
-        given: values for them.
+    Args:
+        inputs: those of the graph that are inputs of the model. The others are its buffers.
+
+    Returns:
+        The model, and values for its inputs.
     """
+    from torch.distributed.pipelining import pipe_split
 
-    def __init__(self, gm: fx.GraphModule, stages: Mapping[fx.Node, int]) -> None:
-        super().__init__()
-        self._graph, self._stages = gm.graph, stages
-        self.inputs = _inputs_of_first(gm.graph, stages)
-        found = []
-        inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
-        for node, value in zip(inputs, example_inputs(gm), strict=True):
-            if node in self.inputs:
-                found.append(value)
-            else:
-                self.register_buffer(_BUFFER + node.name, value)
-        self.given = tuple(found)
-
-    def _read_later(self, node: fx.Node) -> bool:
-        return any(self._stages.get(user, 0) for user in node.users)
-
-    def forward(self, *given: Any) -> Any:
-        from torch.distributed.pipelining import pipe_split
-
-        values: dict[fx.Node, Any] = dict(zip(self.inputs, given, strict=True))
-        handed_on = {node: value.view(value.shape) for node, value in values.items() if self._read_later(node)}
-        stage = 0
-        for node in self._graph.nodes:
-            if node.op == "output":
-                return tuple(values[one] for one in node.all_input_nodes if one.op != "placeholder")
-            if node.op == "placeholder":
-                values.setdefault(node, getattr(self, _BUFFER + node.name, None))
-                continue
-            if self._stages[node] != stage:
-                pipe_split()
-                stage = self._stages[node]
-                values |= handed_on
-            args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
-            values[node] = node.target(*args, **kwargs)
-        return None
+    graph, root = fx.Graph(), torch.nn.Module()
+    copies: dict[fx.Node, fx.Node] = {}
+    given = []
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    for node, value in zip(placeholders, example_inputs(gm), strict=True):
+        if node in inputs:
+            given.append(value)
+            copies[node] = graph.placeholder(node.name)
+        else:
+            root.register_buffer(_BUFFER + node.name, value)
+            copies[node] = graph.get_attr(_BUFFER + node.name)
+    read_later = [node for node in inputs if any(stages.get(user, 0) for user in node.users)]
+    handed_on = {node: graph.call_method("view", (copies[node], node.meta["val"].shape)) for node in read_later}
+    stage = 0
+    for node in gm.graph.nodes:
+        if node.op == "call_function":
+            if stages[node] != stage:
+                graph.call_function(pipe_split)
+                stage = stages[node]
+                copies |= handed_on
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[one] for one in gm.graph.output_node().all_input_nodes if one.op != "placeholder"))
+    return fx.GraphModule(root, graph), given
 
 
 #: How buffers that were inputs are called, in front of their names.

@@ -106,6 +106,10 @@ def seeds_python(gm: fx.GraphModule) -> None:
     random.seed(1)
 
 
+def runs_dynamo(gm: fx.GraphModule) -> None:
+    torch.compile(torch.neg, backend="eager")(torch.ones(2))
+
+
 def enters_a_mode(gm: fx.GraphModule) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

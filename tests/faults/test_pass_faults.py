@@ -214,6 +214,11 @@ def test_in_a_process_of_its_own_too(guarded: Callable[..., Guarded]) -> None:
         assert finding.detail == "it changed the default dtype from torch.float32 to torch.float16"
 
 
+def test_what_torch_itself_puts_in_place_is_not_held_against_a_pass(guarded: Callable[..., Guarded]) -> None:
+    """TorchDynamo wraps `torch.nn.Module.__init__` when it first runs in a process."""
+    assert judge(guarded("runs_dynamo")).status == "passed"
+
+
 def test_of_a_pipeline_the_stage_is_named() -> None:
     stages = [f"tests.faults.passes:{name}" for name in ("sets_dtype", "does_nothing")]
     (finding,) = verify(stages, reduce_then_norm()).findings

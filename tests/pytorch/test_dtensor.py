@@ -17,6 +17,7 @@ from tcverify.program import PARTIAL, VARYING, GraphBuilder, InputSpec, Mesh, Me
 from tcverify.pytorch import subject
 from tcverify.pytorch.dtensor import DTensorProgram, device_mesh, distribute, read_placements
 from tcverify.pytorch.groups import groups_of
+from tcverify.pytorch.subjects import release
 from tcverify.verification.verifier import Verdict, verify
 
 LINE = Mesh.grid({"tp": 2})
@@ -240,6 +241,13 @@ def test_a_tensor_is_distributed_as_fsdp_does(dp: int, tp: int, rows: int) -> No
         assert shard.to_local().tolist() == (own[rank // tp].tolist() if rank // tp < len(own) else [])
 
 
+#: relu of a DTensor that FSDP2 has sharded behind tensor parallelism gives Shard for _StridedShard there, and rows change places.
+keeps_strides = pytest.mark.skipif(
+    release(torch.__version__) < (2, 10), reason="ops of torch 2.9 forget that shards are strided"
+)
+
+
+@keeps_strides
 @pytest.mark.parametrize("options", [{"x": "F0,S0"}, {"x": "F0,S0", "mul": "S0,S0"}, {"x": "S0,R", "mul": "F0,S0"}])
 @pytest.mark.parametrize(("dp", "tp", "rows"), [(2, 2, 5), (3, 2, 7), (4, 2, 17)])
 def test_dtensor_puts_uneven_shards_of_fsdp_together(dp: int, tp: int, rows: int, options: dict[str, str]) -> None:
@@ -250,6 +258,7 @@ def test_dtensor_puts_uneven_shards_of_fsdp_together(dp: int, tp: int, rows: int
     assert verdict.status == "passed", verdict.doubts or verdict.findings
 
 
+@keeps_strides
 def test_strided_shards_that_are_taken_for_plain_ones_refute(monkeypatch: pytest.MonkeyPatch) -> None:
     """DTensor undoes the placements from right to left, in which FSDP has not sharded."""
     given = program(GRID, {"x": (8,)}, lambda b: b.call("aten::relu", b.input("x")), x="F0,S0")
