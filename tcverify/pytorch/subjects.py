@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Mapping, Sequence
@@ -57,9 +58,9 @@ class TorchSubject:
 
     @property
     def here(self) -> bool:
-        """Whether this torch has it."""
+        """Whether this torch has it, and what it takes to verify it."""
         module, _, name = self.source.partition(":")
-        return name in _defined(module)
+        return name in _defined(module) and self.exists_in(importlib.metadata.version("torch"))
 
     def lacks(self, option: str) -> str:
         """What this torch lacks for values of an option other than the default, as module:name; empty if nothing."""
@@ -530,7 +531,7 @@ _ALL = (
     TorchSubject(
         "regional_inductor", "tcverify.pytorch.splitting:RegionalInductor",
         "moves what users mark into submodules, which alone are compiled", "torch.fx.passes.regional_inductor:_RegionScooper",
-        strategy="compiled", draws={"run": (2, 1, 3), "regions": (1, 2, 3)},
+        since="2.10", strategy="compiled", draws={"run": (2, 1, 3), "regions": (1, 2, 3)},
     ),
     TorchSubject(
         "functionalize_collectives", "tcverify.pytorch.functionalizing:FunctionalizeCollectives",
