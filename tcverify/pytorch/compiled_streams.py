@@ -105,10 +105,13 @@ class _Recorder(OpRecorder):
         released = defaultdict(list)
         for storage, node in self._deleted.items():
             released[max(last[storage], place[node])].append(blocks[storage])
+        # What kernels compute on the way is neither deleted nor returned: on a device it has no memory.
+        returned = [storage_of(one.meta["val"]) for one in self.graph.output_node().all_input_nodes if is_tensor(one)]
+        allocating = {blocks[storage] for storage in (*self._deleted, *returned)}
         free: list[fx.Node] = []
         found: dict[fx.Node, list[fx.Node]] = {}
         for node, number in place.items():
-            if node.op == "call_function" and node in blocks.values():
+            if node.op == "call_function" and node in allocating:
                 fitting = [one for one in free if stream_of(one) == stream_of(node) and _size(one) >= _size(node)]
                 if fitting:
                     found[node] = [min(fitting, key=_size)]
