@@ -9,24 +9,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
-from torch.fx.node import map_aggregate
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from tcverify.capturing.c10d_calls import to_functional_collectives
-from tcverify.errors import ProgramError, Unsupported
-from tcverify.program.builder import has_effect
-from tcverify.program.graph import lazy_module
+from tcverify.errors import Unsupported
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compat import forget_shardings, shardings_untraced
 from tcverify.pytorch.dtensor import declining, device_mesh
-from tcverify.pytorch.recording import OpRecorder
+from tcverify.pytorch.recording import CollectiveRecorder
 from tcverify.pytorch.state_dicts import restore
 from tcverify.pytorch.training_steps import read_step, with_inputs_of
 from tcverify.strategies.training.data_parallel import data_parallel_program
@@ -57,7 +52,7 @@ class DataParallelPass(TorchPass):
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
         step = read_step(gm, data_parallel_program, own=BATCH)
         values = {name: torch.zeros(shape) for name, shape in step.inputs().items()}
-        recorder = _Collectives()
+        recorder = CollectiveRecorder()
         for name, value in values.items():
             recorder.input(name, value)
         forget_shardings()
@@ -270,40 +265,6 @@ def _like(output: Tensor, target: Tensor) -> Tensor:
     if not isinstance(output, DTensor):
         return target
     return DTensor.from_local(target, output.device_mesh, [Replicate()] * output.device_mesh.ndim, run_check=False)
-
-
-class _Collectives(OpRecorder):
-    """Records ops, and the collectives that process groups are asked for."""
-
-    records_views: ClassVar[bool] = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._root = nn.Module()
-        self._objects = 0
-
-    def _write(self, func: Any, name: str, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:
-        held, named = map_aggregate((args, kwargs), lambda x: self._held(x) if isinstance(x, torch.ScriptObject) else x)
-        super()._write(func, name, list(held), dict(named), result)
-
-    def _held(self, value: torch.ScriptObject) -> fx.Node:
-        """A process group or a reduction as an attribute of the module, which code can name."""
-        self._objects += 1
-        setattr(self._root, f"object_{self._objects}", value)
-        return self.graph.get_attr(f"object_{self._objects}")
-
-    def finish(self, returned: Any) -> fx.GraphModule:
-        """The recorded graph, with functional collectives."""
-        self.graph.output(pytree.tree_map_only(Tensor, self.node, returned))
-        self.describe()
-        try:
-            made = to_functional_collectives(lazy_module(self._root, self.graph))
-        except ProgramError as error:
-            raise Unsupported(str(error)) from error
-        made.graph.eliminate_dead_code(has_effect)
-        for node in made.graph.nodes:
-            node.meta.pop("val", None)
-        return made
 
 
 __all__ = ["DataParallelPass", "mesh_of"]

@@ -17,9 +17,12 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
-from tcverify.errors import Unsupported
+from tcverify.capturing.c10d_calls import to_functional_collectives
+from tcverify.errors import ProgramError, Unsupported
 from tcverify.execution.asynchrony import storage_of
 from tcverify.ops import lookup, qualified_name, resolve, with_group
+from tcverify.program.builder import has_effect
+from tcverify.program.graph import lazy_module
 from tcverify.pytorch.groups import known_groups
 
 Tensor = torch.Tensor
@@ -167,6 +170,40 @@ class OpRecorder(TorchDispatchMode):
             self._hold(value, node)
 
 
+class CollectiveRecorder(OpRecorder):
+    """Records ops with views, and the collectives that process groups are asked for."""
+
+    records_views: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._root = torch.nn.Module()
+        self._objects = 0
+
+    def _write(self, func: Any, name: str, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:
+        held, named = map_aggregate((args, kwargs), lambda x: self._held(x) if isinstance(x, torch.ScriptObject) else x)
+        super()._write(func, name, list(held), dict(named), result)
+
+    def _held(self, value: torch.ScriptObject) -> fx.Node:
+        """A process group or a reduction as an attribute of the module, which code can name."""
+        self._objects += 1
+        setattr(self._root, f"object_{self._objects}", value)
+        return self.graph.get_attr(f"object_{self._objects}")
+
+    def finish(self, returned: Any) -> fx.GraphModule:
+        """The recorded graph, with functional collectives."""
+        self.graph.output(pytree.tree_map_only(Tensor, self.node, returned))
+        self.describe()
+        try:
+            made = to_functional_collectives(lazy_module(self._root, self.graph))
+        except ProgramError as error:
+            raise Unsupported(str(error)) from error
+        made.graph.eliminate_dead_code(has_effect)
+        for node in made.graph.nodes:
+            node.meta.pop("val", None)
+        return made
+
+
 #: Arguments that say where an op runs.
 _WHERE = frozenset({"device", "layout", "pin_memory"})
 
@@ -217,4 +254,4 @@ def _without_out(func: Any) -> Any:
     return None
 
 
-__all__ = ["OpRecorder", "record_compiled"]
+__all__ = ["CollectiveRecorder", "OpRecorder", "record_compiled"]

@@ -374,6 +374,11 @@ _ALL = (
         },
     ),
     TorchSubject(
+        "autograd", "tcverify.pytorch.autograd:Autograd", "finds the gradients of forwards with collectives",
+        "torch.distributed._functional_collectives:all_reduce_backward", since="2.11", strategy="gradients",
+        draws={"run": ("eager", "recomputed", "default", "min-cut", "nn"), "functions": ("plain", "autograd")},
+    ),
+    TorchSubject(
         "schedule_overlap_bucketing", "tcverify.pytorch.overlap:ScheduleOverlapBucketing",
         "overlaps compute with communication, and buckets collectives",
         f"{_PASSES}.overlap_scheduling:schedule_overlap_bucketing", since="2.11",

@@ -25,6 +25,7 @@
 | pipelining | training steps of models in stages, with a schedule of pipeline parallelism for each |
 | training | training steps of such models, on rows that each rank has of its own |
 | tensor-parallel | the same, with ranks of tensor parallel that have the same rows |
+| gradients | forwards with collectives, and their gradients |
 | mixed | most of these, with costs and stream settings; a third are structured, close to a fifth asynchronous |
 
 Every drawn program is well-typed: it runs in lockstep on every rank, and its outputs are finite. Its metadata is correct, unless
@@ -68,6 +69,7 @@ from tcverify.strategies.resharding.programs import RESHARDING_WORLD_SIZES, deco
 from tcverify.strategies.resharding.programs import WIDTH as RESHARDING_WIDTH
 from tcverify.strategies.sequence_parallel.programs import WIDTH as SEQUENCE_WIDTH
 from tcverify.strategies.sequence_parallel.programs import decode_sequence_functional
+from tcverify.strategies.training.collectives import gradients_programs
 from tcverify.strategies.training.data_parallel import tensor_parallel_programs, training_programs
 from tcverify.strategies.training.pipelines import pipelining_programs
 from tcverify.strategies.transformer import aimed, experts, near_miss, overlap
@@ -322,6 +324,7 @@ __all__ = [
     "effects_programs",
     "fsdp_programs",
     "functional_programs",
+    "gradients_programs",
     "gram_programs",
     "join_strategy_names",
     "mixed_programs",
