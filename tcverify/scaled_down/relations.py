@@ -45,9 +45,8 @@ class SizeRelations:
     """The sizes of a program.
 
     Args:
-        plain: calls at which equal numbers are one size, each an op with the shapes of its operands.
-        precise: whether they are distinguished elsewhere. Not for ranks that run different graphs: nothing would
-            relate their sizes.
+        precise: whether sizes of equal numbers are distinguished at calls. Not for ranks that run different graphs: nothing
+            would relate their sizes.
 
     Attributes:
         sizes: the solver for all of them.
@@ -56,10 +55,9 @@ class SizeRelations:
         scopes: at each node.
         vals: result of each node: inferred from its operands, or else from its metadata.
         wrong: the first call whose operands do not fit together.
-        lists: at nodes with sizes in one of their arguments, which argument that is, and these sizes. ranks: numbers
-        of ranks of groups. beside: the
-        nodes at which a dim may correspond to the members of a group.
-        probed: the calls at which equal numbers were distinguished by probing, by the name of the node; never those in `plain`.
+        lists: at nodes with sizes in one of their arguments, which argument that is, and these sizes.
+        ranks: numbers of ranks of groups.
+        beside: the nodes at which a dim may correspond to the members of a group.
     """
 
     def __init__(
@@ -67,14 +65,11 @@ class SizeRelations:
         program: Program,
         sizes: Sizes,
         inputs: dict[str, list[Size]],
-        plain: Collection[Any] = (),
         precise: bool = True,
     ) -> None:
         self.ranks = {len(group) for dim in program.mesh.dims for group in dim.groups}
         self.beside = set().union(*map(beside_collectives, program.graphs))
-        self.probed: dict[str, Any] = {}
         self.lists: dict[fx.Node, tuple[int, list[Size]]] = {}
-        self._plain = plain
         self._precise = precise
         self.inputs = inputs
         self.of: dict[fx.Node, list[list[Size]]] = {}
@@ -134,7 +129,6 @@ class SizeRelations:
             return
         probed = self._probed(node, constants, groups) if self._precise and self._ambiguous(node) else None
         if probed is not None:
-            self.probed[node.name] = self._call(node)
             self.of[node], literals = probed
             scope.update(literals)
             self._note(node, scope)
@@ -151,16 +145,9 @@ class SizeRelations:
         for size in itertools.chain(*operands, *self.of[node]):
             scope.setdefault(self.sizes.number[size], size)
 
-    def _call(self, node: fx.Node) -> Any:
-        return node.target, tuple(spec.shape for read in node.all_input_nodes for spec in self.specs(read))
-
     def _ambiguous(self, node: fx.Node) -> bool:
         """Whether different sizes of the same number may meet at a call."""
-        if (
-            node.op != "call_function"
-            or (self._plain and self._call(node) in self._plain)
-            or any(r not in self.of for r in node.all_input_nodes)
-        ):
+        if node.op != "call_function" or any(r not in self.of for r in node.all_input_nodes):
             return False
         if _named(node, _SLICES | _JOINS):
             return False  # with known sums

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,8 +66,7 @@ def scale_down(programs: Sequence[Program], small: int = SMALL) -> ScaledProgram
     Raises:
         ProgramError: no choice of sizes fits.
     """
-    plain: set[Any] = set()
-    sizes, inputs, related = _related(programs, plain, small)
+    sizes, inputs, related = _related(programs, small)
     kept: dict[str, None] = {}
     for _ in range(ROUNDS):
         chosen = sizes.solve()
@@ -81,10 +80,6 @@ def scale_down(programs: Sequence[Program], small: int = SMALL) -> ScaledProgram
             if misfit.alike and misfit.node not in kept:  # once: after that they are kept
                 for size in misfit.alike:
                     sizes.avoid(size, chosen[size])
-            elif calls := {own.probed[misfit.node] for own in related if misfit.node in own.probed}:
-                plain |= calls  # fake kernels accept what real ones reject; in all layers
-                sizes, inputs, related = _related(programs, plain, small)
-                continue
             else:
                 sizes.pin(misfit.sizes)
             kept[misfit.node] = None
@@ -97,13 +92,11 @@ def scale_down(programs: Sequence[Program], small: int = SMALL) -> ScaledProgram
     raise ProgramError(f"no smaller sizes fit the program: nodes {', '.join(list(kept)[:5])} take others")
 
 
-def _related(
-    programs: Sequence[Program], plain: Collection[Any], small: int
-) -> tuple[Sizes, dict[str, list[Size]], list[SizeRelations]]:
+def _related(programs: Sequence[Program], small: int) -> tuple[Sizes, dict[str, list[Size]], list[SizeRelations]]:
     sizes = Sizes(small)
     inputs: dict[str, list[Size]] = {}
     precise = all(len(program.graphs) == 1 for program in programs)
-    related = [SizeRelations(program, sizes, inputs, plain, precise) for program in programs]
+    related = [SizeRelations(program, sizes, inputs, precise) for program in programs]
     for program, own in zip(programs, related, strict=True):
         if own is not related[0]:
             tie_results(related[0], own, (programs[0], program))

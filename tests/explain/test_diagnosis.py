@@ -9,7 +9,7 @@ import pytest
 from torch import fx
 
 from tcverify.explain.diagnosis import Diagnosis, diagnose, diagnosing
-from tcverify.program import PARTIAL, Finding, GraphBuilder, InputSpec, Mesh, Program, shard, spmd_program
+from tcverify.program import PARTIAL, Finding, GraphBuilder, InputSpec, Mesh, MeshDim, Program, shard, spmd_program
 
 MESH = Mesh.grid({"tp": 2})
 INPUTS = (
@@ -21,11 +21,11 @@ Build = Callable[[GraphBuilder, fx.Node, fx.Node, fx.Node], object]
 WRONG = Finding("wrong-value", "equivalence", "output 0 is wrong", "", None, 0, {"label": "output 0"})
 
 
-def program(build: Build) -> Program:
+def program(build: Build, mesh: Mesh = MESH) -> Program:
     def with_inputs(b: GraphBuilder) -> object:
         return build(b, b.input("x"), b.input("addend"), b.input("part"))
 
-    return spmd_program(MESH, INPUTS, with_inputs, seed=5)
+    return spmd_program(mesh, INPUTS, with_inputs, seed=5)
 
 
 def silu(b: GraphBuilder, value: fx.Node) -> fx.Node:
@@ -135,6 +135,17 @@ def test_an_output_that_is_explained_but_another_value_is_where_it_diverges() ->
     assert str(found.first).startswith(
         "output 0 returns 'reduce_scatter', which is a shard of the original's 'all_reduce'"
     )
+
+
+def test_a_part_that_is_taken_in_the_order_of_another_group_is_where_it_diverges() -> None:
+    """And not the all_gather behind it, which puts the parts together in the order of its own group."""
+    ranks = Mesh(2, (MeshDim("turned", ((1, 0),)), MeshDim("tp", ((0, 1),))))
+
+    def after(b: GraphBuilder, x: fx.Node, addend: fx.Node, part: fx.Node) -> object:
+        return gathered(b, silu(b, chunk(b, reduced(b, addend), lambda rank: 1 - rank)))
+
+    found = diagnose(program(lambda b, x, a, p: silu(b, reduced(b, a)), ranks), program(after, ranks), WRONG)
+    assert str(found.first).endswith(": it is divided over [1, 0], where the original has 'all_reduce' from [0, 1]")
 
 
 def test_it_tells_what_is_read_in_place_of_what_the_original_reads() -> None:

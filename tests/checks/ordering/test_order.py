@@ -129,13 +129,15 @@ def test_a_race_of_the_original_is_not_the_fault_of_the_pass() -> None:
 
 
 def test_another_race_between_the_nodes_that_raced_before_is() -> None:
-    def build(b: Functional, *, result: bool) -> Any:
-        copy = b.relu(b.x)
-        started = b.start(copy)
-        b.add_(started if result else copy, b.y)
-        return b.wait(started)
+    def build(b: Functional, written: str) -> Any:
+        values = {"other": b.y, "operand": b.relu(b.x)}
+        values["result"] = b.start(values["operand"], kind="all_to_all_single")
+        b.add_(values[written], b.x)
+        return b.wait(values["result"])
 
-    finding = found(program(lambda b: build(b, result=False)), program(lambda b: build(b, result=True)))
+    sound, racy, other = (program(lambda b, w=written: build(b, w)) for written in ("other", "operand", "result"))
+    assert found(sound, racy).data["racing"] == "input"
+    finding = found(racy, other)
     assert (finding.node, finding.data["racing"]) == ("add_", "completion")
 
 
