@@ -207,6 +207,10 @@ _WORDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
+#: Collectives that do something else on each rank.
+_BY_RANK = ("all_to_all", "broadcast")
+
+
 def _divided(how: str, rows: int, size: int) -> list[int]:
     """How many of these rows go to each rank of a group. All ranks send the same numbers."""
     if how == "last":
@@ -317,17 +321,24 @@ def write_gradients(
     b: GraphBuilder, forward: Forward, groups: Mapping[str, Sequence[int]], rank: int
 ) -> dict[str, Any]:
     """Write what `Forward.run` gives on a rank."""
-    names: list[str] = []
+    subgroups = list(subgroups_of(groups, rank).values())
+    if not any(call.startswith(_BY_RANK) for call in forward.calls):
+        subgroups = [replace(group, rank=0) for group in subgroups]
+    made = write_traced(b, _traced(forward, tuple(subgroups)), [b.input(name) for name in forward.names()])
+    several = len(made) - len(forward.wanted)
+    grads = zip(forward.wanted, made[several:], strict=True)
+    return {"outputs": tuple(made[:several]), "grads": {f"x{number}": grad for number, grad in grads}}
+
+
+@functools.lru_cache(maxsize=16)  # ranks of a program ask for the same one, one after the other
+def _traced(forward: Forward, groups: tuple[Subgroup, ...]) -> fx.Graph:
+    """A graph that takes the inputs, and returns outputs and gradients in one list."""
 
     def run(*given: Tensor) -> list[Tensor]:
-        found = forward.run(given, subgroups_of(groups, rank), _Transposed())
-        names[:] = found["grads"]
+        found = forward.run(given, {group.name: group for group in groups}, _Transposed())
         return [*found["outputs"], *found["grads"].values()]
 
-    traced = make_fx(run, tracing_mode="fake")(*(torch.zeros(shape) for shape in forward.shapes)).graph
-    made = write_traced(b, traced, [b.input(name) for name in forward.names()])
-    several = len(made) - len(names)
-    return {"outputs": tuple(made[:several]), "grads": dict(zip(names, made[several:], strict=True))}
+    return make_fx(run, tracing_mode="fake")(*(torch.zeros(shape) for shape in forward.shapes)).graph
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
