@@ -1,6 +1,6 @@
-"""Autograd as a pass: a forward with collectives becomes what a rank runs when PyTorch finds the gradients of its inputs.
+"""Autograd as a pass: a forward pass with collectives becomes what a rank runs when PyTorch finds the gradients of its inputs.
 
-The forward is run once, alone, on tensors that are zero. Every op is recorded, of the forward and of the backward.
+The forward pass is run once, alone, on tensors that are zero. Every op is recorded, of the forward and of the backward.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _DECLINED = re.compile(r"backward only supports|inputBuffer is empty but outputS
 
 
 class Autograd(TorchPass):
-    """Runs a forward with functional collectives, and its backward.
+    """Runs a forward pass with functional collectives, and its backward.
 
     Options:
-        run: the forward as it is written ("eager"), "recomputed" in the backward, compiled by AOTAutograd with either of its
+        run: the forward pass as it is written ("eager"), "recomputed" in the backward, compiled by AOTAutograd with either of its
             partitioners ("default", "min-cut"), or eager with the collectives of `torch.distributed.nn.functional` ("nn").
         functions: which functional collectives: the "plain" ones, or those with "autograd" in their names where there are some.
 
     Raises:
-        Unsupported: the program is no forward with its gradients, or PyTorch says that it has no gradient for a collective.
+        Unsupported: the program is no forward pass with its gradients, or PyTorch says that it has no gradient for a collective.
     """
 
     name = "torch:autograd"
@@ -74,7 +74,7 @@ class Autograd(TorchPass):
 
 
 def _read_forward(gm: fx.GraphModule) -> Forward:
-    """Read the forward that the options of a program describe.
+    """Read the forward pass that the options of a program describe.
 
     Raises:
         Unsupported: the graph is not that of its gradients.
@@ -88,19 +88,19 @@ def _read_forward(gm: fx.GraphModule) -> Forward:
     try:
         written = builder.finish(write_gradients(builder, forward, groups, rank))
     except RuntimeError as error:
-        raise Unsupported(f"the options of the program describe a forward that does not run: {error}") from error
+        raise Unsupported(f"the options of the program describe a forward pass that does not run: {error}") from error
     if not same_structure(written, gm.graph):
-        raise Unsupported("the graph is not that of the forward with collectives that its options describe")
+        raise Unsupported("the graph is not that of the forward pass with collectives that its options describe")
     given = {node.name: node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"}
     if {name: (tuple(val.shape), val.dtype) for name, val in given.items()} != {
         name: (one.shape, torch.float32) for name, one in inputs.items()
     }:
-        raise Unsupported("the inputs are not those of the forward that the options describe")
+        raise Unsupported("the inputs are not those of the forward pass that the options describe")
     return forward
 
 
 def _trained(forward: Forward, run: _Run, values: Sequence[Tensor]) -> dict[str, Any]:
-    """What a forward and its backward give."""
+    """What a forward pass and its backward give."""
     own = [value.detach().requires_grad_(number in forward.wanted) for number, value in enumerate(values)]
     outputs = list(run(*own))
     grads = forward.gradients(outputs, own)

@@ -374,7 +374,7 @@ _ALL = (
         },
     ),
     TorchSubject(
-        "autograd", "tcverify.pytorch.autograd:Autograd", "finds the gradients of forwards with collectives",
+        "autograd", "tcverify.pytorch.autograd:Autograd", "finds the gradients of forward passes with collectives",
         "torch.distributed._functional_collectives:all_reduce_backward", since="2.11", strategy="gradients",
         draws={"run": ("eager", "recomputed", "default", "min-cut", "nn"), "functions": ("plain", "autograd")},
     ),

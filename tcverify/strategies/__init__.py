@@ -25,7 +25,7 @@
 | pipelining | training steps of models in stages, with a schedule of pipeline parallelism for each |
 | training | training steps of such models, on rows that each rank has of its own |
 | tensor-parallel | the same, with ranks of tensor parallel that have the same rows |
-| gradients | forwards with collectives, and their gradients |
+| gradients | forward passes with collectives, and their gradients |
 | mixed | most of these, with costs and stream settings; a third are structured, close to a fifth asynchronous |
 
 Every drawn program is well-typed: it runs in lockstep on every rank, and its outputs are finite. Its metadata is correct, unless

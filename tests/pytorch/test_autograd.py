@@ -1,4 +1,4 @@
-"""Gradients of forwards with collectives: sound ones pass, planted defects of PyTorch show, and so do its known ones."""
+"""Gradients of forward passes with collectives: sound ones pass, planted defects of PyTorch show, and so do known ones."""
 
 from __future__ import annotations
 

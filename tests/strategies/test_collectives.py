@@ -1,4 +1,4 @@
-"""What holds of forwards with collectives that are drawn for autograd, and of their gradients."""
+"""What holds of forward passes with collectives that are drawn for autograd, and of their gradients."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Forwards with collectives as data, and what their gradients are: those of the sum of the losses of all ranks.
+"""Forward passes with collectives as data, and what their gradients are: those of the sum of the losses of all ranks.
 
-Subjects run the same forwards with the collectives of PyTorch, and let autograd find the gradients.
+Subjects run the same forward passes with the collectives of PyTorch, and let autograd find the gradients.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Subgroup:
 
 
 class Collectives(Protocol):
-    """Collectives that a forward can be run with. All wait for what they return, and are differentiable.
+    """Collectives that a forward pass can be run with. All wait for what they return, and are differentiable.
 
     Where they take several values, each is a collective of its own, which may be sent together with the others.
     """
@@ -106,7 +106,7 @@ class Forward:
         """Read the options of a program.
 
         Raises:
-            Unsupported: they describe no forward.
+            Unsupported: they describe no forward pass.
         """
         try:
             found = cls(**{one.name: options[one.name] for one in fields(cls)})
@@ -116,7 +116,7 @@ class Forward:
         except (KeyError, TypeError, ValueError):
             sound = False
         if not sound:
-            raise Unsupported("the options of the program describe no forward with collectives")
+            raise Unsupported("the options of the program describe no forward pass with collectives")
         return found
 
     def options(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Forward:
             try:
                 made, operands = _called(call, values, groups, collectives)
             except (IndexError, KeyError, ValueError) as error:
-                raise Unsupported(f"'{call}' is no call of a forward with collectives") from error
+                raise Unsupported(f"'{call}' is no call of a forward pass with collectives") from error
             values += made
             read.update(operands)
         return [value for number, value in enumerate(values) if number not in read and number >= len(given)]
@@ -301,7 +301,7 @@ def subgroups_of(groups: Mapping[str, Sequence[int]], rank: int) -> dict[str, Su
 
 
 def gradients_program(mesh: Mesh, forward: Forward, seed: int = 0) -> Program:
-    """The forward on every rank of a mesh, and its gradients: those of the sum of the losses of all ranks."""
+    """The forward pass on every rank of a mesh, and its gradients: those of the sum of the losses of all ranks."""
     placed = tuple((dim.name, VARYING) for dim in mesh.dims)
     inputs = tuple(InputSpec(*one, placements=placed) for one in zip(forward.names(), forward.shapes, strict=True))
     graphs: list[fx.Graph] = []
@@ -356,13 +356,13 @@ WIDTH = 3 + CALLS * CALL_WIDTH
 
 
 def decode_gradients(mesh: Mesh, choices: bytes) -> Program:
-    """Decode any bytes into a forward and its gradients."""
+    """Decode any bytes into a forward pass and its gradients."""
     forward = decode_forward(mesh, choices)
     return replace(gradients_program(mesh, forward, choices[0] if choices else 0), options=forward.options())
 
 
 def decode_forward(mesh: Mesh, choices: bytes) -> Forward:
-    """Decode any bytes into a forward for a mesh. Calls that do not fit are left out."""
+    """Decode any bytes into a forward pass for a mesh. Calls that do not fit are left out."""
     choices = choices.ljust(WIDTH, b"\0")
     several, which = choices[1:3]
     shapes = tuple(_SHAPES[(which + number * (several // 4)) % len(_SHAPES)] for number in range(1 + several % 3))
@@ -377,7 +377,7 @@ def decode_forward(mesh: Mesh, choices: bytes) -> Forward:
 
 @dataclass(slots=True)
 class _Draft:
-    """A forward under construction.
+    """A forward pass under construction.
 
     Attributes:
         shapes: of each value, on each rank.
@@ -450,7 +450,7 @@ class _Shapes(Collectives):
 
 
 def gradients_programs(mesh: Mesh | None = None, world_size: int | None = None) -> st.SearchStrategy[Program]:
-    """Draw forwards with collectives, and their gradients.
+    """Draw forward passes with collectives, and their gradients.
 
     Args:
         mesh: what they run on; None draws one.
