@@ -145,13 +145,15 @@ def test_all_calls_are_drawn() -> None:
         {"wanted": (1,)},
         {"shapes": ((2, 2, 2),)},
         {"shapes": 3},
+        {"shapes": ((2, 2.5),)},
+        {"calls": ()},
         {"calls": ("",)},
         {"calls": (3,)},
     ],
 )
 def test_options_that_describe_no_forward_are_refused(changes: dict[str, Any]) -> None:
     sound = {"shapes": ((2, 2),), "wanted": (0,), "calls": ("square 0",)}
-    assert Forward.of(sound).calls == ("square 0",)
+    assert Forward.of(sound) == Forward.of({"shapes": [[2, 2]], "wanted": [0], "calls": ["square 0"]})
     with pytest.raises(Unsupported):
         Forward.of({**sound, **changes})
 

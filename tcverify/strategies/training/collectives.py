@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
@@ -109,11 +110,12 @@ class Forward:
             Unsupported: they describe no forward pass.
         """
         try:
-            found = cls(**{one.name: options[one.name] for one in fields(cls)})
-            words = all(isinstance(call, str) and call.split() for call in found.calls)
+            shapes, wanted, calls = (tuple(options[one.name]) for one in fields(cls))
+            found = cls(tuple(tuple(map(operator.index, shape)) for shape in shapes), wanted, calls)
+            words = bool(calls) and all(isinstance(call, str) and call.split() for call in calls)
             sizes = all(len(shape) == 2 and 0 <= math.prod(shape) <= MOST_ELEMENTS for shape in found.shapes)
-            sound = words and sizes and bool(found.wanted) and set(found.wanted) <= set(range(len(found.shapes)))
-        except (KeyError, TypeError, ValueError):
+            sound = words and sizes and bool(wanted) and set(wanted) <= set(range(len(shapes)))
+        except (KeyError, TypeError):
             sound = False
         if not sound:
             raise Unsupported("the options of the program describe no forward pass with collectives")
@@ -205,7 +207,6 @@ _WORDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "all_to_all": (("equal", "rising", "last"),),
     "broadcast": (("first", "last"),),
 }
-
 
 #: Collectives that do something else on each rank.
 _BY_RANK = ("all_to_all", "broadcast")
