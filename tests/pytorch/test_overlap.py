@@ -116,7 +116,7 @@ def returned_reductions(b: GraphBuilder) -> Any:
     return first, b.call("aten::slice.Tensor", first, 0, 0, 1), second
 
 
-@needs("schedule_overlap_bucketing")
+@needs("pre_bucket_fsdp_collectives")
 @pytest.mark.parametrize("subject", [ScheduleOverlapBucketing, ManualOverlapBucketing])
 def test_outputs_share_memory_as_before_where_a_bucket_holds_them(subject: Any) -> None:
     inputs = [InputSpec(name, (2, 4), placements=(("dp", VARYING),)) for name in ("x", "y", "weight")]
