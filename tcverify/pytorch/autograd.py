@@ -5,7 +5,6 @@ The forward pass is run once, alone, on tensors that are zero. Every op is recor
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -180,7 +179,8 @@ class _Functional(Collectives):
         return self._call("broadcast", group, value, source)
 
     def _call(self, name: str, group: Subgroup, *arguments: Any) -> Any:
-        functions: Any = importlib.import_module("torch.distributed._functional_collectives")
+        from torch.distributed import _functional_collectives as functions
+
         plain = getattr(functions, name)
         return (getattr(functions, f"{name}_autograd", plain) if self._autograd else plain)(
             *arguments, _resolved(group)
@@ -191,7 +191,9 @@ class _Eager(Collectives):
     """The collectives of `torch.distributed.nn.functional`."""
 
     def __init__(self) -> None:
-        self._functions: Any = importlib.import_module("torch.distributed.nn.functional")
+        from torch.distributed.nn import functional
+
+        self._functions: Any = functional
 
     def all_reduce(self, values: Sequence[Tensor], group: Subgroup, op: str) -> list[Tensor]:
         return [self._functions.all_reduce(value, _reduction(op), _resolved(group)) for value in values]
