@@ -15,10 +15,10 @@ from torch import fx
 from torch.utils.checkpoint import checkpoint
 
 from tcverify.errors import Unsupported
-from tcverify.ops import qualified_name
 from tcverify.program import GraphBuilder, InputSpec, Mesh, MeshDim
 from tcverify.program.graph import same_structure
 from tcverify.pytorch.base import TorchPass
+from tcverify.pytorch.end_to_end.pipeline import Pipeline
 from tcverify.pytorch.recording import CollectiveRecorder
 from tcverify.pytorch.training_steps import with_inputs_of
 from tcverify.strategies.training.collectives import Collectives, Forward, Subgroup, subgroups_of, write_gradients
@@ -44,11 +44,18 @@ class Autograd(TorchPass):
 
     name = "torch:autograd"
 
+    @classmethod
+    def pipeline(cls, options: Mapping[str, Any]) -> Pipeline:
+        return Pipeline(
+            entry="autograd",
+            unreachable="the program holds gradients that are written out, which nothing differentiates",
+        )
+
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
         forward = _read_forward(gm)
         groups = subgroups_of(gm.meta["groups"], gm.meta["rank"])
         functional = _Functional(autograd=options["functions"] == "autograd")
-        collectives = _Eager() if options["run"] == "nn" else functional
+        collectives = _NnFunctional() if options["run"] == "nn" else functional
 
         def outputs(*own: Tensor) -> list[Tensor]:
             return forward.outputs(own, groups, collectives)
@@ -58,7 +65,7 @@ class Autograd(TorchPass):
         try:
             if options["run"] in _PARTITIONS:
                 _trained(forward, run, [value.clone() for value in values])  # compiles it
-            recorder = _Recorder()
+            recorder = CollectiveRecorder()
             for name, value in zip(forward.names(), values, strict=True):
                 recorder.input(name, value)
             with recorder:
@@ -120,11 +127,14 @@ def _recomputed(outputs: _Run) -> _Run:
 
 def _compiled(partition: str) -> Callable[[_Run], _Run]:
     def compiled(outputs: _Run) -> _Run:
-        from torch._functorch import partitioners
-        from torch._functorch.aot_autograd import aot_function, make_boxed_func  # type: ignore[attr-defined]
+        from torch._functorch import aot_autograd, partitioners
 
-        compiler: Any = lambda graph, inputs: make_boxed_func(graph.forward)  # noqa: E731
-        return aot_function(outputs, compiler, compiler, partition_fn=getattr(partitioners, partition))
+        made: Any = aot_autograd
+
+        def as_it_is(graph: fx.GraphModule, inputs: Any) -> Any:
+            return made.make_boxed_func(graph.forward)
+
+        return made.aot_function(outputs, as_it_is, as_it_is, partition_fn=getattr(partitioners, partition))  # type: ignore[no-any-return]
 
     return compiled
 
@@ -136,15 +146,6 @@ _RUNS: Mapping[str, Callable[[_Run], _Run]] = {
     "recomputed": _recomputed,
     **{name: _compiled(partition) for name, partition in _PARTITIONS.items()},
 }
-
-
-class _Recorder(CollectiveRecorder):
-    """Records ops, and not that a result is wrapped until it is used."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if qualified_name(func) == "_c10d_functional::_wrap_tensor_autograd":
-            return func(*args)
-        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 class _Functional(Collectives):
@@ -187,7 +188,7 @@ class _Functional(Collectives):
         )
 
 
-class _Eager(Collectives):
+class _NnFunctional(Collectives):
     """The collectives of `torch.distributed.nn.functional`."""
 
     def __init__(self) -> None:

@@ -171,7 +171,10 @@ class OpRecorder(TorchDispatchMode):
 
 
 class CollectiveRecorder(OpRecorder):
-    """Records ops with views, and the collectives that process groups are asked for."""
+    """Records ops with views, and the collectives that process groups are asked for.
+
+    That the result of a collective is wrapped until it is used is not recorded.
+    """
 
     records_views: ClassVar[bool] = True
 
@@ -179,6 +182,11 @@ class CollectiveRecorder(OpRecorder):
         super().__init__()
         self._root = torch.nn.Module()
         self._objects = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if qualified_name(func) == "_c10d_functional::_wrap_tensor_autograd":
+            return func(*args)
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _write(self, func: Any, name: str, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:
         held, named = map_aggregate((args, kwargs), lambda x: self._held(x) if isinstance(x, torch.ScriptObject) else x)

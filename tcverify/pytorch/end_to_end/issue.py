@@ -76,7 +76,8 @@ def _description(case: Counterexample, pipeline: Pipeline, subject: TorchSubject
     if pipeline.placements is not None:
         lines.append("The step runs on DTensors, beside the same ops on whole tensors.")
     elif pipeline.unreachable:
-        lines.append(f"It is called directly below; {pipeline.entry} was not tried: {pipeline.unreachable}.")
+        if pipeline.call:
+            lines.append(f"It is called directly below; {pipeline.entry} was not tried: {pipeline.unreachable}.")
     elif _shown(case):
         lines.append(f"It is reached through {pipeline.entry}{_with(settings)}.")
         if case.end_to_end is not None and case.end_to_end.with_defaults:
@@ -93,6 +94,8 @@ def _with(settings: Mapping[str, object]) -> str:
 
 def _reproduce(case: Counterexample, pipeline: Pipeline, way: Way) -> list[str]:
     try:
+        if pipeline.unreachable and not pipeline.call:
+            raise Unsupported(pipeline.unreachable)
         script = make_script(case, pipeline, way)
     except Unsupported as error:
         lines = [text for _, text in graph_lines(case.program, case.finding.rank or 0)]

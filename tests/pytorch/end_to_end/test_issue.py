@@ -52,6 +52,16 @@ def test_what_it_does_not_show_is_shown_by_the_pass(tmp_path: Path) -> None:
     assert ended.stdout.splitlines()[-1] == "raises RuntimeError on ranks 0, 1"
 
 
+@pytest.mark.parametrize("name", ["functional-broadcast-has-no-gradient", "static-graph-breaks-without-sync"])
+def test_what_no_script_reaches_has_none(name: str) -> None:
+    """Compiling the step would not run what is at fault, and the script would say that all is well."""
+    case = case_of(name)
+    issue = to_issue(case)
+    assert f"There is no script: {pipeline_of(case).unreachable}. The graph is" in issue
+    assert "python script.py" not in issue
+    assert "called directly" not in issue
+
+
 def test_the_cause_is_named() -> None:
     case = case_of("collective-waited-twice")
     assert "torch/_inductor/fx_passes/bucketing.py:1318 in process_collective_bucket" in to_issue(case)
