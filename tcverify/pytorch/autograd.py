@@ -16,11 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from tcverify.errors import Unsupported
 from tcverify.program import GraphBuilder, InputSpec, Mesh, MeshDim
-from tcverify.program.graph import same_structure
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
 from tcverify.pytorch.recording import CollectiveRecorder
-from tcverify.pytorch.training_steps import with_inputs_of
+from tcverify.pytorch.training_steps import require_same, with_inputs_of
 from tcverify.strategies.training.collectives import Collectives, Forward, Subgroup, subgroups_of, write_gradients
 
 Tensor = torch.Tensor
@@ -95,13 +94,9 @@ def _read_forward(gm: fx.GraphModule) -> Forward:
         written = builder.finish(write_gradients(builder, forward, groups, rank))
     except RuntimeError as error:
         raise Unsupported(f"the options of the program describe a forward pass that does not run: {error}") from error
-    if not same_structure(written, gm.graph):
-        raise Unsupported("the graph is not that of the forward pass with collectives that its options describe")
-    given = {node.name: node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"}
-    if {name: (tuple(val.shape), val.dtype) for name, val in given.items()} != {
-        name: (one.shape, torch.float32) for name, one in inputs.items()
-    }:
-        raise Unsupported("the inputs are not those of the forward pass that the options describe")
+    require_same(
+        gm, written, dict(zip(forward.names(), forward.shapes, strict=True)), "forward pass with its gradients"
+    )
     return forward
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import fx
@@ -32,14 +32,7 @@ def read_step(
     if not groups:
         raise Unsupported("the mesh has no dims")
     mesh = Mesh.grid({name: len(members) for name, members in groups.items()})
-    if not same_structure(_written(write, mesh, step), gm.graph):
-        raise Unsupported("the graph is not the training step that its options describe")
-    inputs = {node.name: node.meta["val"].shape for node in gm.graph.nodes if node.op == "placeholder"}
-    if inputs != step.inputs():
-        raise Unsupported("the inputs have other shapes than those of the training step that the options describe")
-    dtypes = {node.meta["val"].dtype for node in gm.graph.nodes if node.op == "placeholder"}
-    if dtypes != {torch.float32}:
-        raise Unsupported("inputs have other dtypes than float32")
+    require_same(gm, _written(write, mesh, step), step.inputs(), "training step")
     over = {members for name, members in groups.items() if name != TENSOR_PARALLEL}
     for node in gm.graph.nodes:
         if node.op == "placeholder":
@@ -47,6 +40,26 @@ def read_step(
                 if placement != REPLICATED and (node.name not in own or group not in over):
                     raise Unsupported(f"ranks {list(group)} have different values of input '{node.name}'")
     return step
+
+
+def require_same(gm: fx.GraphModule, written: fx.Graph, inputs: Mapping[str, tuple[int, ...]], what: str) -> None:
+    """Require that a graph is the one that its options describe.
+
+    Args:
+        written: that one.
+        inputs: their shapes by name; all are float32.
+        what: they describe.
+
+    Raises:
+        Unsupported: it is another graph, or has other inputs.
+    """
+    if not same_structure(written, gm.graph):
+        raise Unsupported(f"the graph is not the {what} that its options describe")
+    given = {node.name: node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"}
+    if {name: tuple(val.shape) for name, val in given.items()} != inputs:
+        raise Unsupported(f"the inputs have other shapes than those of the {what} that the options describe")
+    if {val.dtype for val in given.values()} != {torch.float32}:
+        raise Unsupported("inputs have other dtypes than float32")
 
 
 @functools.lru_cache(maxsize=1)  # the ranks of a program ask for the same one, one after the other
@@ -62,4 +75,4 @@ def with_inputs_of(gm: fx.GraphModule, made: fx.Graph) -> None:
             node.meta.update(metadata[node.target])
 
 
-__all__ = ["read_step", "with_inputs_of"]
+__all__ = ["read_step", "require_same", "with_inputs_of"]
