@@ -116,8 +116,18 @@ def returned_reductions(b: GraphBuilder) -> Any:
     return first, b.call("aten::slice.Tensor", first, 0, 0, 1), second
 
 
-@needs("pre_bucket_fsdp_collectives")
-@pytest.mark.parametrize("subject", [ScheduleOverlapBucketing, ManualOverlapBucketing])
+BY_HAND = pytest.param(
+    ManualOverlapBucketing,
+    marks=pytest.mark.skipif(
+        not SUBJECTS["pre_bucket_fsdp_collectives"].here,
+        reason="this torch reads buckets as bytes, which number domains do not carry",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "subject", [pytest.param(ScheduleOverlapBucketing, marks=needs("pre_bucket_fsdp_collectives")), BY_HAND]
+)
 def test_outputs_share_memory_as_before_where_a_bucket_holds_them(subject: Any) -> None:
     inputs = [InputSpec(name, (2, 4), placements=(("dp", VARYING),)) for name in ("x", "y", "weight")]
     options = (
