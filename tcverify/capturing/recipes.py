@@ -50,9 +50,10 @@ def recipe_of(node: fx.Node, spec: TensorSpec, role: InputRole, value: torch.Ten
         if spec.dtype == torch.bool:
             return Recipe("mask")
         example = value if known and value is not None and value.numel() else None
-        if example is not None and example.min() < 0:  # such as the label that a loss ignores
+        if example is not None and example.double().min() < 0:  # such as the label that a loss ignores
             return given_recipe(example)
-        return Recipe("integers", float(_range(node) or (DEFAULT_RANGE if example is None else int(example.max()) + 1)))
+        most = DEFAULT_RANGE if example is None else int(example.double().max()) + 1
+        return Recipe("integers", float(_range(node) or most))
     if kept and value is not None:
         return given_recipe(value)
     if role == "parameter" and len(spec.shape) == 1 and _multiplies(node):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import inspect
+import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
@@ -73,6 +76,20 @@ def forget_shardings() -> None:
         clear()
 
 
+def import_debugging() -> None:
+    """Import DTensor's package for debugging, of which context parallelism needs a part. Another part draws shardings, and needs
+    numpy; without numpy, it is left out."""
+    name = "torch.distributed.tensor.debug._visualize_sharding"
+    drawing = types.ModuleType(name)
+    drawing.visualize_sharding = lambda *_: None  # type: ignore[attr-defined]
+    known = {name: drawing} if importlib.util.find_spec("numpy") is None else {}
+    with contextlib.ExitStack() as stack:
+        for one in known:
+            stack.callback(sys.modules.pop, one)
+        sys.modules.update(known)
+        import torch.distributed.tensor.debug  # noqa: F401
+
+
 @contextlib.contextmanager
 def shardings_untraced() -> Iterator[None]:
     """Keep tracing and recording away from how DTensor finds placements: rules by decomposition run many ops, which are none of
@@ -95,6 +112,7 @@ __all__ = [
     "device_known",
     "filter_known_options",
     "forget_shardings",
+    "import_debugging",
     "on_gpu",
     "patch_attributes",
     "shardings_untraced",

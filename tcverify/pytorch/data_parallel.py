@@ -50,7 +50,7 @@ class DataParallelPass(TorchPass):
     """
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
-        step = read_step(gm, data_parallel_program, own=BATCH)
+        step = read_step(gm, TrainingStep, data_parallel_program, own=BATCH)
         values = {name: torch.zeros(shape) for name, shape in step.inputs().items()}
         recorder = CollectiveRecorder()
         for name, value in values.items():

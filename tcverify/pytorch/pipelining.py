@@ -41,7 +41,7 @@ class PipelineSchedule(TorchPass):
     name = "torch:pipelining"
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
-        step = read_step(gm, training_program)
+        step = read_step(gm, TrainingStep, training_program)
         if step.passes != 1 or step.optimizer or step.alternating:
             raise Unsupported("a batch runs through all stages of a pipeline once, and nothing updates parameters")
         group, members = list(gm.meta["groups"].items())[-1]

@@ -124,6 +124,8 @@ class OpRecorder(TorchDispatchMode):
         view = _is_view(func, name)
         if name.startswith("profiler::") or (view and not self.records_views):
             return func(*args, **kwargs)
+        if name == "aten::resize_":
+            return _resized(func, args, kwargs)
         used: set[int] = set()  # storages
 
         def operand(value: Any) -> Any:
@@ -232,7 +234,9 @@ def _is_view(func: Any, name: str) -> bool:
 
 def _performed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     """What an op gives: values do not matter, and what has not been communicated is zero."""
-    if name.startswith(("aten::", "prims::")):
+    if name.startswith(("aten::", "prims::")) and torch._C._dispatch_has_computed_kernel_for_dispatch_key(
+        func.name(), "CPU"
+    ):
         return func(*args, **kwargs)
     op = lookup(func)
     if name.startswith("_c10d_functional"):
@@ -246,7 +250,24 @@ def _performed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
     if op.sized:
         args, kwargs = with_group(op, func, args, kwargs, known_groups().__getitem__)
-    return pytree.tree_map_only(Tensor, torch.zeros_like, op.fake(*args, **kwargs))
+    return pytree.tree_map_only(Tensor, _zeros, op.fake(*args, **kwargs))
+
+
+def _zeros(outline: Tensor) -> Tensor:
+    return torch.empty_strided(outline.shape, outline.stride(), dtype=outline.dtype).zero_()
+
+
+def _resized(func: Any, args: Any, kwargs: Any) -> Any:
+    """Give a tensor another shape in its own memory: how it uses that from now on, as a view does.
+
+    Raises:
+        Unsupported: it gets more memory.
+    """
+    before = args[0].untyped_storage().nbytes()
+    result = func(*args, **kwargs)
+    if result.untyped_storage().nbytes() != before:
+        raise Unsupported("the code gives a tensor more memory, which a record of it would not show")
+    return result
 
 
 def _without_out(func: Any) -> Any:

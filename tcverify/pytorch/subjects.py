@@ -379,6 +379,15 @@ _ALL = (
         draws={"run": ("eager", "recomputed", "default", "min-cut", "nn"), "functions": ("plain", "autograd")},
     ),
     TorchSubject(
+        "context_parallel", "tcverify.pytorch.context_parallel:ContextParallel",
+        "divides sequences over ranks, and sends keys and values around",
+        "torch.distributed.tensor.experimental._context_parallel._attention:context_parallel", since="2.13", strategy="attention",
+        draws={
+            "api": ("context", "modules"), "balanced": _BOTH, "rotate": ("allgather", "alltoall"), "buffers": ("copies", "views"),
+            "backward": ("inside", "outside"), "recompute": _FLAG,
+        },
+    ),
+    TorchSubject(
         "schedule_overlap_bucketing", "tcverify.pytorch.overlap:ScheduleOverlapBucketing",
         "overlaps compute with communication, and buckets collectives",
         f"{_PASSES}.overlap_scheduling:schedule_overlap_bucketing", since="2.11",

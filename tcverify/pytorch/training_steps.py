@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import fx
@@ -12,28 +13,50 @@ from tcverify.errors import Unsupported
 from tcverify.program import REPLICATED, Mesh, Program
 from tcverify.program.graph import same_structure
 from tcverify.strategies.training.data_parallel import TENSOR_PARALLEL
-from tcverify.strategies.training.model import TrainingStep
+
+
+class Step(Protocol):
+    """A training step that options of a program describe."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Any:
+        """Read them. Raises `Unsupported` if they describe no such step."""
+
+    def inputs(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the inputs by name, on one rank."""
+
+    def __hash__(self) -> int:
+        """Steps that are equal have the same."""
+
+
+_Step = TypeVar("_Step", bound=Step)
 
 
 def read_step(
-    gm: fx.GraphModule, write: Callable[[Mesh, TrainingStep], Program], own: Collection[str] = ()
-) -> TrainingStep:
+    gm: fx.GraphModule,
+    kind: type[_Step],
+    write: Callable[[Mesh, _Step], Program],
+    own: Collection[str] = (),
+    alike: str = TENSOR_PARALLEL,
+) -> _Step:
     """Read the training step that the options of a program describe.
 
     Args:
+        kind: of step.
         write: makes the program of a step on a mesh.
-        own: inputs of which each rank may have values of its own, except over the dim of tensor parallel.
+        own: inputs of which each rank may have values of its own, except over one dim.
+        alike: that dim.
 
     Raises:
         Unsupported: the graph, its inputs or its mesh are not those of such a step.
     """
-    step = TrainingStep.of(gm.meta.get("options", {}))
+    step: _Step = kind.of(gm.meta.get("options", {}))
     groups = gm.meta["groups"]
     if not groups:
         raise Unsupported("the mesh has no dims")
     mesh = Mesh.grid({name: len(members) for name, members in groups.items()})
     require_same(gm, _written(write, mesh, step), step.inputs(), "training step")
-    over = {members for name, members in groups.items() if name != TENSOR_PARALLEL}
+    over = {members for name, members in groups.items() if name != alike}
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             for group, placement in node.meta["placement"].items():
@@ -63,7 +86,7 @@ def require_same(gm: fx.GraphModule, written: fx.Graph, inputs: Mapping[str, tup
 
 
 @functools.lru_cache(maxsize=1)  # the ranks of a program ask for the same one, one after the other
-def _written(write: Callable[[Mesh, TrainingStep], Program], mesh: Mesh, step: TrainingStep) -> fx.Graph:
+def _written(write: Callable[[Mesh, Any], Program], mesh: Mesh, step: Any) -> fx.Graph:
     return write(mesh, step).graphs[0]
 
 

@@ -36,6 +36,7 @@ STRATEGIES: Registry[Callable[..., Any]] = Registry(
         "training": "tcverify.strategies:training_programs",
         "tensor-parallel": "tcverify.strategies:tensor_parallel_programs",
         "gradients": "tcverify.strategies:gradients_programs",
+        "attention": "tcverify.strategies:attention_programs",
     }
 )
 
@@ -43,7 +44,7 @@ STRATEGIES: Registry[Callable[..., Any]] = Registry(
 DEFAULT_STRATEGY = "mixed"
 
 #: Built-in strategies that are not drawn from together with others: their programs have options, and some meshes, of their own.
-ALONE = ("dtensor", "cross-entropy", "pipelining", "training", "tensor-parallel", "gradients")
+ALONE = ("dtensor", "cross-entropy", "pipelining", "training", "tensor-parallel", "gradients", "attention")
 
 #: The numbers of ranks that most strategies draw meshes of, and those of others: whose programs are of whole tensors, which cost
 #: little on more ranks and take other ways on uneven grids.

@@ -26,6 +26,7 @@
 | training | training steps of such models, on rows that each rank has of its own |
 | tensor-parallel | the same, with ranks of tensor parallel that have the same rows |
 | gradients | forward passes with collectives, and their gradients |
+| attention | models that attend to a whole sequence, and their gradients |
 | mixed | most of these, with costs and stream settings; a third are structured, close to a fifth asynchronous |
 
 Every drawn program is well-typed: it runs in lockstep on every rank, and its outputs are finite. Its metadata is correct, unless
@@ -69,6 +70,7 @@ from tcverify.strategies.resharding.programs import RESHARDING_WORLD_SIZES, deco
 from tcverify.strategies.resharding.programs import WIDTH as RESHARDING_WIDTH
 from tcverify.strategies.sequence_parallel.programs import WIDTH as SEQUENCE_WIDTH
 from tcverify.strategies.sequence_parallel.programs import decode_sequence_functional
+from tcverify.strategies.training.attention import attention_programs
 from tcverify.strategies.training.collectives import gradients_programs
 from tcverify.strategies.training.data_parallel import tensor_parallel_programs, training_programs
 from tcverify.strategies.training.pipelines import pipelining_programs
@@ -315,6 +317,7 @@ __all__ = [
     "aimed_programs",
     "all_meshes",
     "async_tp_programs",
+    "attention_programs",
     "bucketing_programs",
     "compiled_programs",
     "cross_entropy_programs",

@@ -30,4 +30,5 @@ def test_integers_that_index_nothing_stay_in_the_range_of_those_seen() -> None:
     index = graph.placeholder("index")
     index.meta["val"] = spec
     assert recipe_of(index, spec, "input", torch.tensor([0, 8, 2])) == Recipe("integers", 9.0)
+    assert recipe_of(index, spec, "input", torch.tensor([0, 8, 2], dtype=torch.uint32)) == Recipe("integers", 9.0)
     assert recipe_of(index, spec, "input", torch.tensor([0, -100, 2])).values == (0, -100, 2)

@@ -352,6 +352,23 @@ def test_values_of_one_byte_are_related_in_the_native_domain() -> None:
     assert_told(str(found.first), "'silu' is .*: it calls tanh, where the original's 'silu' calls silu")
 
 
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64])
+def test_unsigned_integers_are_related(dtype: torch.dtype) -> None:
+    def counted(b: GraphBuilder) -> object:
+        x = b.input("x")
+        return b.call("aten::_to_copy", b.call("aten::abs", x), dtype=dtype), b.call("aten::neg", x)
+
+    before = spmd_program(MESH, [InputSpec("x", (4, 6))], counted)
+
+    def other(graph: fx.Graph, node: dict[str, fx.Node], rank: int) -> None:
+        node["neg"].target = resolve("aten::tanh")
+
+    native = Finding("wrong-value", "equivalence", "", "", None, 0, {"label": "output 1", "domain": "native"})
+    found = diagnose(before, edited(before, other), native)
+    assert {name: relation.kind for name, relation in (found.relations or {}).items()}["_to_copy"] == "equal"
+    assert_told(str(found.first), "'neg' is .*: it calls tanh, where the original's 'neg' calls neg")
+
+
 def test_tuples_are_related_element_by_element() -> None:
     def norm(b: GraphBuilder, given: dict[str, fx.Node]) -> object:
         reduced = b.call("tensor_cast::all_reduce", given["addend"], b.rank, b.group("tp"))

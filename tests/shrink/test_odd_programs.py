@@ -132,6 +132,10 @@ ODD: dict[str, Callable[[], Program]] = {
     "one rank": lambda: spmd_program(
         Mesh.grid({"tp": 1}), [InputSpec("x", (2, 2))], lambda b: b.call("aten::relu", b.input("x"))
     ),
+    "unsigned integers": lambda: spmd_program(
+        Mesh.grid({"tp": 2}), [InputSpec("x", (2, 4))],
+        lambda b: b.call("aten::_to_copy", b.call("aten::_to_copy", b.input("x"), dtype=torch.uint64), dtype=torch.uint16),
+    ),
     "unequal shapes": lambda: spmd_program(
         Mesh.grid({"tp": 2}),
         [InputSpec("x", (5, 4), placements=(("tp", shard(0)),))],

@@ -73,7 +73,7 @@ class Values:
         if dtype.is_floating_point or dtype.is_complex:
             return Recipe()
         seen = [values.get(name) for values in self._by_rank]
-        largest = max((int(v.max()) for v in seen if isinstance(v, torch.Tensor) and v.numel()), default=0)
+        largest = max((int(v.double().max()) for v in seen if isinstance(v, torch.Tensor) and v.numel()), default=0)
         return Recipe("integers", float(max(largest + 1, 1)))
 
     def positive(self, name: str) -> bool:
