@@ -105,6 +105,18 @@ class OpRecorder(TorchDispatchMode):
         node = self._call("aten::empty_strided", [size], [1], dtype=value.dtype)
         self._hold(torch.as_strided(value, [size], [1], 0), node)
 
+    def _constant(self, value: Tensor) -> fx.Node:
+        """Add numbers that code has written as a tensor, as ops that make them."""
+        if value.numel() < 2:
+            return self._call("aten::full", list(value.shape), value.item() if value.numel() else 0, dtype=value.dtype)
+        parts = [
+            self._call("aten::full", [1], first, dtype=value.dtype)
+            if many == 1
+            else self._call("aten::arange.start", first, first + many, dtype=value.dtype)
+            for first, many in _runs(value.flatten().tolist())
+        ]
+        return self._call("aten::view", self._call("aten::cat", parts), list(value.shape))
+
     def _hold(self, value: Tensor, node: fx.Node) -> None:
         if storage_of(value) not in self._roots:
             self._roots[storage_of(value)] = node, value
@@ -119,8 +131,8 @@ class OpRecorder(TorchDispatchMode):
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented  # what they do with the tensors that they wrap comes here again
         name = qualified_name(func)
-        if name == "aten::lift_fresh" and args[0].numel() == 1:  # a number that code has written as a tensor
-            self._hold(args[0], self._call("aten::full", list(args[0].shape), args[0].item(), dtype=args[0].dtype))
+        if name == "aten::lift_fresh":
+            self._hold(args[0], self._constant(args[0]))
         view = _is_view(func, name)
         if name.startswith("profiler::") or (view and not self.records_views):
             return func(*args, **kwargs)
@@ -255,6 +267,17 @@ def _performed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
 
 def _zeros(outline: Tensor) -> Tensor:
     return torch.empty_strided(outline.shape, outline.stride(), dtype=outline.dtype).zero_()
+
+
+def _runs(numbers: Sequence[Any]) -> list[tuple[Any, int]]:
+    """Runs of integers that follow one another, as the first one and their number. Other numbers stand alone."""
+    found: list[tuple[Any, int]] = []
+    for number in numbers:
+        if found and type(number) is int and number == sum(found[-1]):
+            found[-1] = found[-1][0], found[-1][1] + 1
+        else:
+            found.append((number, 1))
+    return found
 
 
 def _resized(func: Any, args: Any, kwargs: Any) -> Any:

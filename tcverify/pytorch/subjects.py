@@ -381,7 +381,7 @@ _ALL = (
     TorchSubject(
         "context_parallel", "tcverify.pytorch.context_parallel:ContextParallel",
         "divides sequences over ranks, and sends keys and values around",
-        "torch.distributed.tensor.experimental._context_parallel._attention:context_parallel", since="2.13", strategy="attention",
+        "torch.distributed.tensor.experimental._context_parallel._attention:context_parallel", since="2.10", strategy="attention",
         draws={
             "api": ("context", "modules"), "balanced": _BOTH, "rotate": ("allgather", "alltoall"), "buffers": ("copies", "views"),
             "backward": ("inside", "outside"), "recompute": _FLAG,

@@ -109,8 +109,8 @@ def _observe(program: Program, domain: Domain) -> tuple[Run | None, str]:
 
 
 def _computable(value: torch.Tensor) -> torch.Tensor:
-    """A value as one with which torch computes: numbers of 8 bits as bfloat16, which holds them all, and wide unsigned integers as
-    int64, where those are still different that were."""
+    """A value as one with which torch computes: numbers of 8 bits as bfloat16, which holds them all, and wide unsigned integers
+    as int64, where those are still different that were."""
     if value.is_floating_point() and value.itemsize == 1:
         return value.to(torch.bfloat16)
     return value.to(torch.int64) if value.dtype in _UNSIGNED else value
