@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tcverify.errors import Unsupported
 from tcverify.pytorch.base import TorchPass
-from tcverify.pytorch.compat import forget_shardings, import_debugging, shardings_untraced
+from tcverify.pytorch.compat import forget_shardings, import_debugging, patch_attributes, shardings_untraced
 from tcverify.pytorch.data_parallel import mesh_of
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
 from tcverify.pytorch.recording import CollectiveRecorder
@@ -76,7 +76,7 @@ class ContextParallel(TorchPass):
         forget_shardings()
         import_debugging()
         try:
-            with recorder, shardings_untraced(), attention_by(step.kernel):
+            with recorder, shardings_untraced(), attention_by(step.kernel), _settings(options):
                 found = _trained(step, mesh_of(gm)[CONTEXT_PARALLEL], values, options)
         except RuntimeError as error:
             if _DECLINED.search(str(error)):
@@ -87,14 +87,24 @@ class ContextParallel(TorchPass):
         return made
 
 
+@contextmanager
+def _settings(options: Mapping[str, Any]) -> Iterator[None]:
+    """Set what context parallelism keeps in the module, meanwhile."""
+    from torch.distributed.tensor.experimental import _attention
+
+    kept = _attention._cp_options
+    with patch_attributes(kept, enable_load_balance=options["balanced"], rotate_method=kept.rotate_method):
+        _attention.set_rotate_method(options["rotate"])
+        yield
+
+
 def _trained(
     step: AttentionStep, mesh: Any, values: Mapping[str, Tensor], options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Run the training step on the part of a rank, and return what it returns on whole sequences."""
-    from torch.distributed.tensor.experimental._attention import context_parallel_unshard, set_rotate_method
+    from torch.distributed.tensor.experimental._attention import context_parallel_unshard
 
     inside = options["api"] == "modules" or options["backward"] == "inside"
-    set_rotate_method(options["rotate"])
     tokens = values["tokens"].clone()
     x, target, positions = tokens[:, :-1], tokens[:, 1:], values["positions"].clone()
     if options["buffers"] == "copies":
@@ -136,9 +146,8 @@ def _in_context(
     mesh: Any, buffers: Mapping[str, Tensor], step: AttentionStep, options: Mapping[str, Any]
 ) -> Iterator[_Parts]:
     """The buffers become parts of themselves inside of `context_parallel`, which replaces the function that attends."""
-    from torch.distributed.tensor.experimental import _attention, context_parallel
+    from torch.distributed.tensor.experimental import context_parallel
 
-    _attention._cp_options.enable_load_balance = options["balanced"]
     with context_parallel(mesh, buffers=[*buffers.values()], buffer_seq_dims=[_DIMS[name] for name in buffers]):
         yield buffers, lambda: F.scaled_dot_product_attention
 

@@ -42,7 +42,7 @@ def read_step(
     """Read the training step that the options of a program describe.
 
     Args:
-        kind: of step.
+        kind: the class of such steps.
         write: makes the program of a step on a mesh.
         own: inputs of which each rank may have values of its own, except over one dim.
         alike: that dim.

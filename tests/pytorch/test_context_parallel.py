@@ -104,10 +104,12 @@ def test_what_is_not_supported_is_declined(given: Program, why: str) -> None:
 def test_nothing_is_left_behind() -> None:
     function = torch.nn.functional.scaled_dot_product_attention
     handlers = dict(torch.distributed.tensor.DTensor._op_dispatcher._custom_op_handlers)
-    for told in ({}, {"api": "modules"}):
+    settings = replace(_attention._cp_options)
+    for told in ({"balanced": False}, {"api": "modules", "rotate": "alltoall"}):
         verify(ContextParallel(), program(told=told))
         assert torch.nn.functional.scaled_dot_product_attention is function
         assert torch.distributed.tensor.DTensor._op_dispatcher._custom_op_handlers == handlers
+        assert _attention._cp_options == settings
 
 
 def test_no_drawing_is_needed() -> None:
