@@ -79,15 +79,16 @@ def forget_shardings() -> None:
 def import_debugging() -> None:
     """Import DTensor's package for debugging, of which context parallelism needs a part. Another part draws shardings, and needs
     numpy; without numpy, it is left out."""
+    if importlib.util.find_spec("numpy") is not None:
+        return
     name = "torch.distributed.tensor.debug._visualize_sharding"
-    drawing = types.ModuleType(name)
-    drawing.visualize_sharding = lambda *_: None  # type: ignore[attr-defined]
-    known = {name: drawing} if importlib.util.find_spec("numpy") is None else {}
-    with contextlib.ExitStack() as stack:
-        for one in known:
-            stack.callback(sys.modules.pop, one)
-        sys.modules.update(known)
+    drawing: Any = types.ModuleType(name)
+    drawing.visualize_sharding = lambda *_: None
+    sys.modules[name] = drawing
+    try:
         import torch.distributed.tensor.debug  # noqa: F401
+    finally:
+        del sys.modules[name]
 
 
 @contextlib.contextmanager

@@ -22,8 +22,7 @@ from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compat import forget_shardings, import_debugging, patch_attributes, shardings_untraced
 from tcverify.pytorch.data_parallel import mesh_of
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
-from tcverify.pytorch.recording import CollectiveRecorder
-from tcverify.pytorch.training_steps import read_step, with_inputs_of
+from tcverify.pytorch.training_steps import read_step, record
 from tcverify.strategies.training.attention import (
     CONTEXT_PARALLEL,
     SHOWN,
@@ -69,22 +68,16 @@ class ContextParallel(TorchPass):
             raise Unsupported(f"the mesh has no dim '{CONTEXT_PARALLEL}'")
         if options["api"] == "context" and options["recompute"] and options["backward"] == "outside":
             raise Unsupported("a layer that is computed again behind the context computes something else")
-        values = {name: torch.zeros(shape) for name, shape in step.inputs().items()}
-        recorder = CollectiveRecorder()
-        for name, value in values.items():
-            recorder.input(name, value)
         forget_shardings()
         import_debugging()
+        mesh = mesh_of(gm)[CONTEXT_PARALLEL]
         try:
-            with recorder, shardings_untraced(), attention_by(step.kernel), _settings(options):
-                found = _trained(step, mesh_of(gm)[CONTEXT_PARALLEL], values, options)
+            with shardings_untraced(), attention_by(step.kernel), _settings(options):
+                return record(gm, step.inputs(), lambda values: _trained(step, mesh, values, options))
         except RuntimeError as error:
             if _DECLINED.search(str(error)):
                 raise Unsupported(str(error)) from error
             raise
-        made = recorder.finish(found)
-        with_inputs_of(gm, made.graph)
-        return made
 
 
 @contextmanager

@@ -21,9 +21,8 @@ from tcverify.errors import Unsupported
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.compat import forget_shardings, shardings_untraced
 from tcverify.pytorch.dtensor import declining, device_mesh
-from tcverify.pytorch.recording import CollectiveRecorder
 from tcverify.pytorch.state_dicts import restore
-from tcverify.pytorch.training_steps import read_step, with_inputs_of
+from tcverify.pytorch.training_steps import read_step, record
 from tcverify.strategies.training.data_parallel import data_parallel_program
 from tcverify.strategies.training.model import BATCH, SHARED, SHIFT, Model, TrainingStep
 from tcverify.strategies.training.optimizers import CLIPS, MAX_NORM, OPTIMIZERS
@@ -51,16 +50,9 @@ class DataParallelPass(TorchPass):
 
     def rewrite(self, gm: fx.GraphModule, options: Mapping[str, Any]) -> fx.GraphModule:
         step = read_step(gm, TrainingStep, data_parallel_program, own=BATCH)
-        values = {name: torch.zeros(shape) for name, shape in step.inputs().items()}
-        recorder = CollectiveRecorder()
-        for name, value in values.items():
-            recorder.input(name, value)
         forget_shardings()
-        with recorder, shardings_untraced():
-            found = self._trained(gm, step, values, options)
-        made = recorder.finish(found)
-        with_inputs_of(gm, made.graph)
-        return made
+        with shardings_untraced():
+            return record(gm, step.inputs(), lambda values: self._trained(gm, step, values, options))
 
     def _trained(
         self, gm: fx.GraphModule, step: TrainingStep, values: Mapping[str, Tensor], options: Mapping[str, Any]

@@ -12,6 +12,7 @@ from torch import fx
 from tcverify.errors import Unsupported
 from tcverify.program import REPLICATED, Mesh, Program
 from tcverify.program.graph import same_structure
+from tcverify.pytorch.recording import CollectiveRecorder
 from tcverify.strategies.training.data_parallel import TENSOR_PARALLEL
 
 
@@ -90,6 +91,26 @@ def _written(write: Callable[[Mesh, Any], Program], mesh: Mesh, step: Any) -> fx
     return write(mesh, step).graphs[0]
 
 
+def record(
+    gm: fx.GraphModule, shapes: Mapping[str, tuple[int, ...]], run: Callable[[dict[str, torch.Tensor]], Any]
+) -> fx.GraphModule:
+    """What a rank does in a training step, in place of a graph.
+
+    Args:
+        shapes: of the inputs by name.
+        run: the step, on tensors that are zero, by name; gives what the graph returns.
+    """
+    values = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    recorder = CollectiveRecorder()
+    for name, value in values.items():
+        recorder.input(name, value)
+    with recorder:
+        found = run(values)
+    made = recorder.finish(found)
+    with_inputs_of(gm, made.graph)
+    return made
+
+
 def with_inputs_of(gm: fx.GraphModule, made: fx.Graph) -> None:
     """Give the inputs of a graph the metadata that they have in the module from which it was made."""
     metadata = {node.target: node.meta for node in gm.graph.nodes if node.op == "placeholder"}
@@ -98,4 +119,4 @@ def with_inputs_of(gm: fx.GraphModule, made: fx.Graph) -> None:
             node.meta.update(metadata[node.target])
 
 
-__all__ = ["read_step", "require_same", "with_inputs_of"]
+__all__ = ["read_step", "record", "require_same", "with_inputs_of"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cache
 
+from hypothesis import strategies as st
+
 from tcverify.errors import UsageError
-from tcverify.program import Mesh, MeshDim
+from tcverify.program import Mesh, MeshDim, Program
 
 _Groups = tuple[tuple[int, ...], ...]
 
@@ -68,3 +71,19 @@ def all_meshes(world_size: int) -> tuple[Mesh, ...]:
         Mesh(world_size, (MeshDim("tp", tp),) if dp is None else (MeshDim("dp", dp), MeshDim("tp", tp)))
         for tp, dp in layouts
     )
+
+
+def drawn_on(
+    meshes: Iterable[Mesh], decode: Callable[[Mesh, bytes], Program], width: int
+) -> st.SearchStrategy[Program]:
+    """Draw one of these meshes, and bytes that are decoded into a program on it.
+
+    Args:
+        width: number of bytes of a program.
+    """
+    listed = tuple(meshes)
+
+    def decoded(choices: bytes) -> Program:
+        return decode(listed[choices[0] % len(listed)], choices[1:])
+
+    return st.binary(min_size=width + 1, max_size=width + 1).map(decoded)

@@ -146,15 +146,8 @@ def values_by_node(graph: fx.Graph, run: Run) -> dict[str, dict[int, Any]]:
     for result in run.ranks:
         for name, value in (result.values or {}).items():
             if name in found:
-                found[name][result.rank] = widen_small_floats(value)
+                found[name][result.rank] = value
     return found
-
-
-def widen_small_floats(value: Any) -> Any:
-    """Values of floating dtypes of one byte, with which torch does not compute, as float32."""
-    if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype.itemsize == 1:
-        return value.float()
-    return type(value)(map(widen_small_floats, value)) if type(value) in (tuple, list) else value
 
 
 def fingerprint_value(value: Any) -> Any:

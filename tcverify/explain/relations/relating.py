@@ -25,7 +25,6 @@ from tcverify.explain.relations.originals import (
     originals_of,
     pool_of,
     values_by_node,
-    widen_small_floats,
 )
 from tcverify.explain.relations.relation import IN_FULL, Relation, RelationKind
 from tcverify.explain.relations.storages import is_order
@@ -87,12 +86,8 @@ def relation_between(
     program: Program, before: Run, after: Run, node: str, original: str, measure: Measure = FLOATING
 ) -> Relation | None:
     """How the value of one rewritten node relates to that of one original node; None where it does not."""
-    new = {r.rank: widen_small_floats(r.values[node]) for r in after.ranks if r.values is not None and node in r.values}
-    old = {
-        r.rank: widen_small_floats(r.values[original])
-        for r in before.ranks
-        if r.values is not None and original in r.values
-    }
+    new = {r.rank: r.values[node] for r in after.ranks if r.values is not None and node in r.values}
+    old = {r.rank: r.values[original] for r in before.ranks if r.values is not None and original in r.values}
     setting = RelationContext(groupings(program, before, after), measure)
     return _explained(new, old, original, setting) or _twisted(new, old, original, (), setting)
 

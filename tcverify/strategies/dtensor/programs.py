@@ -13,6 +13,7 @@ from tcverify.program import Mesh, Program
 from tcverify.strategies.draft import DraftValue, ProgramDraft
 from tcverify.strategies.dtensor.ops import FAMILIES
 from tcverify.strategies.dtensor.writing import SIZES, DTensorWriter
+from tcverify.strategies.meshes import drawn_on
 
 #: World sizes of drawn meshes, and the meshes of each: row-major grids, as DTensor has them.
 _MESHES: dict[int, tuple[dict[str, int], ...]] = {
@@ -132,11 +133,7 @@ def drawn_on_grids(
     else:
         sizes = DTENSOR_WORLD_SIZES if world_size is None else (world_size,)
         listed = tuple(one for size in sizes for one in meshes(size))
-
-    def decoded(choices: bytes) -> Program:
-        return decode(listed[choices[0] % len(listed)], choices[1:])
-
-    return st.binary(min_size=width + 1, max_size=width + 1).map(decoded)
+    return drawn_on(listed, decode, width)
 
 
 __all__ = ["DTENSOR_WORLD_SIZES", "decode_dtensor", "drawn_on_grids", "dtensor_programs", "meshes"]

@@ -21,9 +21,10 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from tcverify.errors import Unsupported
-from tcverify.program import GraphBuilder, InputSpec, Mesh, Placement, Program, spmd_program
-from tcverify.strategies.meshes import WORLD_SIZES
+from tcverify.program import GraphBuilder, Mesh, Program, spmd_program
+from tcverify.strategies.meshes import WORLD_SIZES, drawn_on
 from tcverify.strategies.tracing import write_traced
+from tcverify.strategies.training.data_parallel import inputs_of
 
 Tensor = torch.Tensor
 
@@ -129,7 +130,7 @@ class AttentionStep:
                 and {word for layer in step.layers for word in layer.split()} <= {CAUSAL, SCALED, SHARED, PLACED}
                 and step.kernel in KERNELS
                 and step.shown in SHOWN
-                and min(step.batch, step.length, step.heads, step.size) >= 1
+                and all(type(n) is int and n >= 1 for n in (step.batch, step.length, step.heads, step.size))
                 and step.batch * step.heads * step.length**2 <= MOST_SCORES
                 and not (step.kernel == "efficient" and any(SHARED in layer.split() for layer in step.layers))
             )
@@ -142,11 +143,6 @@ class AttentionStep:
     def options(self) -> dict[str, Any]:
         """As options of a program."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
-
-    @property
-    def causal(self) -> bool:
-        """Whether no layer attends to what comes later."""
-        return all(CAUSAL in layer.split() for layer in self.layers)
 
     def inputs(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the inputs by name: tokens, positions, and the weights of each layer."""
@@ -242,13 +238,7 @@ def attention_program(mesh: Mesh, step: AttentionStep, seed: int = 0) -> Program
         traced, tree = _traced(step)
         return pytree.tree_unflatten(list(write_traced(b, traced, [b.input(name) for name in step.inputs()])), tree)
 
-    others = [dim for dim in mesh.dims if dim.name != CONTEXT_PARALLEL]
-    rows = tuple((dim.name, Placement("shard", 0)) for dim in others)
-    ranks = math.prod(len(dim.group(0)) for dim in others)
-    inputs = [
-        InputSpec(name, (ranks * shape[0], *shape[1:]), placements=rows) if name == "tokens" else InputSpec(name, shape)
-        for name, shape in step.inputs().items()
-    ]
+    inputs = inputs_of(mesh, step.inputs(), ("tokens",), CONTEXT_PARALLEL)
     return spmd_program(mesh, inputs, build, seed=seed, labels=("attention", step.kernel))
 
 
@@ -318,11 +308,7 @@ def attention_programs(mesh: Mesh | None = None, world_size: int | None = None) 
     """
     sizes = WORLD_SIZES if world_size is None else (world_size,)
     listed = [grid(size, dims) for size in sizes for dims in (1, 2)] if mesh is None else [mesh]
-
-    def decoded(choices: bytes) -> Program:
-        return decode_attention(listed[choices[0] % len(listed)], choices[1:])
-
-    return st.binary(min_size=WIDTH + 1, max_size=WIDTH + 1).map(decoded)
+    return drawn_on(listed, decode_attention, WIDTH)
 
 
 __all__ = [

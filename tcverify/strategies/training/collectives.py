@@ -21,7 +21,7 @@ from tcverify.errors import Unsupported
 from tcverify.program import VARYING, GraphBuilder, InputSpec, Mesh, Program, RankBinding
 from tcverify.program.graph import same_structure
 from tcverify.strategies.choices import weighted_table
-from tcverify.strategies.meshes import WORLD_SIZES, all_meshes
+from tcverify.strategies.meshes import WORLD_SIZES, all_meshes, drawn_on
 from tcverify.strategies.tracing import write_traced
 
 Tensor = torch.Tensor
@@ -459,11 +459,7 @@ def gradients_programs(mesh: Mesh | None = None, world_size: int | None = None) 
     """
     sizes = WORLD_SIZES if world_size is None else (world_size,)
     listed = [mesh] if mesh is not None else [one for size in sizes for one in all_meshes(size)]
-
-    def decoded(choices: bytes) -> Program:
-        return decode_gradients(listed[choices[0] % len(listed)], choices[1:])
-
-    return st.binary(min_size=WIDTH + 1, max_size=WIDTH + 1).map(decoded)
+    return drawn_on(listed, decode_gradients, WIDTH)
 
 
 __all__ = [

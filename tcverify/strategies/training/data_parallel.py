@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import fx
 
 from tcverify.program import GraphBuilder, InputSpec, Mesh, Placement, Program, spmd_program
+from tcverify.strategies.meshes import drawn_on
 from tcverify.strategies.training.model import BATCH, FIRST, LOSSES, SECOND, TrainingStep, write_step, write_update
 from tcverify.strategies.training.optimizers import CLIPS, OPTIMIZERS
 from tcverify.strategies.training.pipelines import HEADER, STAGE_WIDTH, STAGES, frozen_stages, stage_words
@@ -93,14 +94,25 @@ def data_parallel_program(mesh: Mesh, step: TrainingStep, seed: int = 0) -> Prog
         params = {"params": {name: given[name] for name in grads}} if step.optimizer else {}
         return {"losses": losses, "outputs": tuple(outputs), "grads": grads, **params}
 
-    data = [dim for dim in mesh.dims if dim.name != TENSOR_PARALLEL]
+    inputs = inputs_of(mesh, step.inputs(), BATCH, TENSOR_PARALLEL)
+    return spmd_program(mesh, inputs, build, seed=seed, labels=("training",))
+
+
+def inputs_of(mesh: Mesh, shapes: Mapping[str, tuple[int, ...]], batch: Collection[str], alike: str) -> list[InputSpec]:
+    """The inputs of a training step.
+
+    Args:
+        shapes: by name, on one rank.
+        batch: of which each rank has rows of its own.
+        alike: name of the mesh dim over which ranks have the same ones.
+    """
+    data = [dim for dim in mesh.dims if dim.name != alike]
     rows = tuple((dim.name, Placement("shard", 0)) for dim in data)
     ranks = math.prod(len(dim.group(0)) for dim in data)
-    inputs = [
-        InputSpec(name, (ranks * shape[0], *shape[1:]), placements=rows) if name in BATCH else InputSpec(name, shape)
-        for name, shape in step.inputs().items()
+    return [
+        InputSpec(name, (ranks * shape[0], *shape[1:]), placements=rows) if name in batch else InputSpec(name, shape)
+        for name, shape in shapes.items()
     ]
-    return spmd_program(mesh, inputs, build, seed=seed, labels=("training",))
 
 
 def _averaged(b: GraphBuilder, grad: fx.Node) -> fx.Node:
@@ -151,11 +163,7 @@ def tensor_parallel_programs(mesh: Mesh | None = None, world_size: int | None = 
 def _drawn(make: Callable[[int, int], Mesh], mesh: Mesh | None, world_size: int | None) -> st.SearchStrategy[Program]:
     sizes = TRAINING_WORLD_SIZES if world_size is None else (world_size,)
     listed = [make(size, dims) for size in sizes for dims in (1, 2)] if mesh is None else [mesh]
-
-    def decoded(choices: bytes) -> Program:
-        return decode_data_parallel(listed[choices[0] % len(listed)], choices[1:])
-
-    return st.binary(min_size=WIDTH + 1, max_size=WIDTH + 1).map(decoded)
+    return drawn_on(listed, decode_data_parallel, WIDTH)
 
 
 __all__ = [
@@ -166,6 +174,7 @@ __all__ = [
     "decode_data_parallel",
     "decode_step",
     "grid",
+    "inputs_of",
     "tensor_parallel_grid",
     "tensor_parallel_programs",
     "training_programs",

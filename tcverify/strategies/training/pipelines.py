@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tcverify.program import Mesh, Program
 from tcverify.strategies.choices import weighted_table
+from tcverify.strategies.meshes import drawn_on
 from tcverify.strategies.training.model import (
     IGNORE,
     LAYERS,
@@ -119,11 +120,7 @@ def pipelining_programs(mesh: Mesh | None = None, world_size: int | None = None)
     """
     sizes = PIPELINE_WORLD_SIZES if world_size is None else (world_size,)
     listed = tuple(map(line, sizes)) if mesh is None else (mesh,)
-
-    def decoded(choices: bytes) -> Program:
-        return decode_pipelining(listed[choices[0] % len(listed)], choices[1:])
-
-    return st.binary(min_size=WIDTH + 1, max_size=WIDTH + 1).map(decoded)
+    return drawn_on(listed, decode_pipelining, WIDTH)
 
 
 __all__ = [
