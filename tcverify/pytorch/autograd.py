@@ -18,8 +18,7 @@ from tcverify.errors import Unsupported
 from tcverify.program import GraphBuilder, InputSpec, Mesh, MeshDim
 from tcverify.pytorch.base import TorchPass
 from tcverify.pytorch.end_to_end.pipeline import Pipeline
-from tcverify.pytorch.recording import CollectiveRecorder
-from tcverify.pytorch.training_steps import require_same, with_inputs_of
+from tcverify.pytorch.training_steps import record, require_same
 from tcverify.strategies.training.collectives import Collectives, Forward, Subgroup, subgroups_of, write_gradients
 
 Tensor = torch.Tensor
@@ -60,22 +59,15 @@ class Autograd(TorchPass):
             return forward.outputs(own, groups, collectives)
 
         run = _RUNS[options["run"]](outputs)
-        values = [torch.zeros(shape) for shape in forward.shapes]
+        shapes = dict(zip(forward.names(), forward.shapes, strict=True))
         try:
             if options["run"] in _PARTITIONS:
-                _trained(forward, run, [value.clone() for value in values])  # compiles it
-            recorder = CollectiveRecorder()
-            for name, value in zip(forward.names(), values, strict=True):
-                recorder.input(name, value)
-            with recorder:
-                found = _trained(forward, run, values)
+                _trained(forward, run, [torch.zeros(shape) for shape in forward.shapes])  # compiles it
+            return record(gm, shapes, lambda values: _trained(forward, run, list(values.values())))
         except RuntimeError as error:
             if _DECLINED.search(str(error)):
                 raise Unsupported(str(error)) from error
             raise
-        made = recorder.finish(found)
-        with_inputs_of(gm, made.graph)
-        return made
 
 
 def _read_forward(gm: fx.GraphModule) -> Forward:
