@@ -171,7 +171,7 @@ def run_campaigns(settings: Settings, jobs: Sequence[MeshJob], console: Console)
             stack.enter_context(contextlib.closing(_subject(target, settings, covered)))
             for target, covered in zip(settings.targets, settings.covered or itertools.repeat(unasked), strict=False)
         ]
-        if crew is None and (settings.max_examples is None or settings.max_examples >= DEEP_EVERY):
+        if settings.ray is None and (settings.max_examples is None or settings.max_examples >= DEEP_EVERY):
             start_ahead()  # now that the first workers have their inputs; this matters on machines with few cores
         coverages = [
             Coverage(subject.files) if settings.covered is not None and isinstance(subject, Guarded) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import fcntl
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -14,7 +15,8 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from io import BufferedWriter, FileIO, TextIOWrapper
 from multiprocessing import resource_tracker
@@ -32,8 +34,15 @@ _PR_SET_PDEATHSIG = 1  # of prctl
 LAZY_MODULES = ("torch._dynamo", "torch.fx.experimental.symbolic_shapes")
 
 
+#: The fork servers of the process that started this one: by PYTHONHASHSEED of their children, the address of the socket.
+#: None means that of this process.
+_inherited: dict[int | None, str] = {}
+
+
 def start_server(hash_seed: int | None = None) -> None:
-    """Start a fork server of this process, unless it runs. It imports torch and tcverify for 2 s; then it forks in 30 ms.
+    """Start a fork server, unless it runs. It imports torch and tcverify for 2 s; then it forks in 30 ms.
+
+    A process from `start_process` shares the servers of its parent.
 
     Args:
         hash_seed: PYTHONHASHSEED of its children, which a forked process cannot change.
@@ -41,13 +50,36 @@ def start_server(hash_seed: int | None = None) -> None:
     Raises:
         UsageError: there is no space for temporary files, or no process can be started.
     """
-    _server(os.getpid(), hash_seed).ensure_running()
+    _server(hash_seed).ensure_running()
+
+
+class _SharedServer(multiprocessing.forkserver.ForkServer):
+    """The fork server of the parent.
+
+    Args:
+        address: of its socket.
+    """
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._forkserver_address = address
+        self._forkserver_alive_fd = os.open(os.devnull, os.O_WRONLY)  # its child closes it
+
+    def ensure_running(self) -> None:
+        """The parent does."""
 
 
 @cache
-def _server(process: int, hash_seed: int | None) -> _ForkServer:
-    """The fork server of this process for children with this PYTHONHASHSEED."""
-    return _ForkServer(hash_seed)
+def _servers(process: int) -> dict[int | None, _ForkServer]:
+    """The fork servers of this process: by PYTHONHASHSEED of their children."""
+    return {}
+
+
+def _server(hash_seed: int | None) -> _ForkServer:
+    servers = _servers(os.getpid())
+    if hash_seed not in servers:
+        servers[hash_seed] = _ForkServer(hash_seed)
+    return servers[hash_seed]
 
 
 class _ForkServer:
@@ -58,30 +90,48 @@ class _ForkServer:
     """
 
     def __init__(self, hash_seed: int | None) -> None:
-        self._server: Any = multiprocessing.forkserver.ForkServer()
-        self._changes = {} if hash_seed is None else {"PYTHONHASHSEED": str(hash_seed)}
-        self._server.set_forkserver_preload(["tcverify.system.fork_server"])
+        self.changes = {} if hash_seed is None else {"PYTHONHASHSEED": str(hash_seed)}
+        self._own: Any = multiprocessing.forkserver.ForkServer()
+        self._own.set_forkserver_preload(["tcverify.system.fork_server"])
+        self._shared: Any = _SharedServer(_inherited[hash_seed]) if hash_seed in _inherited else None
+
+    @property
+    def address(self) -> str | None:
+        """Of its socket; None if it has not started."""
+        address: str | None = (self._shared or self._own)._forkserver_address
+        return address
 
     def ensure_running(self) -> None:
         """Start it unless it is running. multiprocessing would do so later, and in another directory."""
+        if self._shared is not None:
+            return
         with (
             _could_start(),
             interrupts_kept_off(),
             main_hidden(),
             scratch.serve_scratch(),
-            scratch.set_environment(self._changes),
+            scratch.set_environment(self.changes),
         ):
-            self._server.ensure_running()
+            self._own.ensure_running()
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[None]:
         """Processes of the context that are started inside the block are forked by this server."""
         usual = multiprocessing.forkserver.connect_to_new_process
-        multiprocessing.forkserver.connect_to_new_process = self._server.connect_to_new_process
+        multiprocessing.forkserver.connect_to_new_process = self._connect
         try:
             yield
         finally:
             multiprocessing.forkserver.connect_to_new_process = usual
+
+    def _connect(self, fds: Sequence[int]) -> Any:
+        if self._shared is not None:
+            try:
+                return self._shared.connect_to_new_process(fds)
+            except (ConnectionRefusedError, FileNotFoundError):  # it has ended
+                self._shared = None
+                self.ensure_running()
+        return self._own.connect_to_new_process(fds)
 
 
 def start_process(
@@ -92,7 +142,7 @@ def start_process(
     hash_seed: int | None = None,
     alone: bool = True,
 ) -> tuple[BaseProcess, Connection]:
-    """Start `target(connection, *arguments)` in a new process that dies with this one.
+    """Start `target(connection, *arguments)` in a new process that dies with this one, and has its environment.
 
     Args:
         target: a function of a module.
@@ -105,13 +155,17 @@ def start_process(
     Raises:
         UsageError: there is no space for temporary files, or no process can be started.
     """
-    context, server = multiprocessing.get_context("forkserver"), _server(os.getpid(), hash_seed)
+    context, server = multiprocessing.get_context("forkserver"), _server(hash_seed)
     server.ensure_running()
-    place = scratch.directory()
+    running = {seed: one.address for seed, one in _servers(os.getpid()).items() if one.address is not None}
+    start = _Start(
+        target, scratch.directory(), {**os.environ, **scratch.variables(), **server.changes},
+        {**running, None: running[hash_seed]},
+    )  # fmt: skip
     with _could_start(), interrupts_kept_off(), main_hidden(), server.asked():
         ours, theirs = context.Pipe()
         with theirs:
-            process = context.Process(target=_run, args=(target, place, theirs, *arguments), name=name, daemon=alone)
+            process = context.Process(target=_run, args=(start, theirs, *arguments), name=name, daemon=alone)
             process.start()
     return process, ours
 
@@ -126,15 +180,32 @@ def _could_start() -> Iterator[None]:
         raise UsageError(f"a process cannot be started: {why}", hint) from None
 
 
-def _run(target: Callable[..., None], place: str, *arguments: Any) -> None:
-    scratch.move_in(scratch.child_directory(place, os.getpid()))
+@dataclass(frozen=True)
+class _Start:
+    """How a process starts.
+
+    Attributes:
+        directory: of its parent.
+        servers: to share, see `_inherited`.
+    """
+
+    target: Callable[..., None]
+    directory: str
+    environment: dict[str, str]
+    servers: dict[int | None, str]
+
+
+def _run(start: _Start, *arguments: Any) -> None:
+    os.environ.update(start.environment)
+    _inherited.update(start.servers)
+    scratch.move_in(scratch.child_directory(start.directory, os.getpid()))
     # A separate process group, so that processes started by foreign code in it can be ended with it.
     os.setpgid(0, 0)
     resource.setrlimit(
         resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
     )  # crashes leave no core file
     _die_with_parent()
-    target(*arguments)
+    start.target(*arguments)
 
 
 class _Said(FileIO):
@@ -176,10 +247,9 @@ def end_process(process: BaseProcess) -> None:
 
 
 def _die_with_parent() -> None:
-    """Kill this process and its group when its parent has ended, whatever they are doing.
+    """Kill this process and its group when its parent or the fork server has ended, whatever they are doing.
 
-    A thread does so at once. If it cannot, since the process is stopped or a call holds the interpreter lock, the system
-    does so when the fork server ends, some time after the parent.
+    The system does so. Where it cannot, a thread does so unless the process is stopped or a call holds the interpreter lock.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -189,12 +259,21 @@ def _die_with_parent() -> None:
         server._forkserver_alive_fd = None
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    with contextlib.suppress(OSError, AttributeError):
+        _signal_at_end(parent.sentinel)
 
     def watch(sentinel: int) -> None:
         wait([sentinel])
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, args=(parent.sentinel,), name="watches the parent", daemon=True).start()
+
+
+def _signal_at_end(pipe: int) -> None:
+    """Have the system kill this process and its group when the other end of a pipe is closed, see fcntl(2): F_SETSIG."""
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 @contextlib.contextmanager

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,13 +27,19 @@ def hashes(connection: Connection) -> None:
     connection.recv_bytes()
 
 
-def ask(hash_seed: int | None) -> tuple[int, int]:
-    process, connection = start_process(hashes, hash_seed=hash_seed)
+@contextlib.contextmanager
+def started(target: Callable[[Connection], None], **how: Any) -> Iterator[tuple[BaseProcess, Connection]]:
+    process, connection = start_process(target, **how)
     try:
-        said, server = map(int, connection.recv_bytes().decode().split())
+        yield process, connection
     finally:
         end_process(process)
         connection.close()
+
+
+def ask(hash_seed: int | None) -> tuple[int, int]:
+    with started(hashes, hash_seed=hash_seed) as (_, connection):
+        said, server = map(int, connection.recv_bytes().decode().split())
     return said, server
 
 
@@ -79,6 +91,66 @@ assert ask(None)[1] == server
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def nested(connection: Connection) -> None:
+    """Tell what children of this process say; and start one that is stuck in a call, which holds the interpreter lock."""
+    said = [ask(seed) for seed in (None, 7)]
+    process, child = start_process(stuck)
+    child.recv_bytes()
+    connection.send_bytes(f"{said}; {process.pid}".encode())
+    connection.recv_bytes()
+
+
+def stuck(connection: Connection) -> None:
+    connection.send_bytes(b"now")
+    ctypes.PyDLL(None).sleep(600)
+
+
+def test_children_of_children_come_from_the_same_servers_and_end_with_their_parent() -> None:
+    said = [ask(seed) for seed in (None, 7)]
+    with started(nested, alone=False) as (process, connection):
+        servers, pid = connection.recv_bytes().decode().split("; ")
+        assert servers == str(said)
+        assert Path(f"/proc/{pid}").exists()
+        os.kill(process.pid or 0, signal.SIGKILL)
+        deadline = time.monotonic() + 20
+        while Path(f"/proc/{pid}").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert ask(None) == said[0]  # the server goes on
+
+
+def asking(connection: Connection) -> None:
+    """Tell what a child says, again and again."""
+    while connection.recv_bytes():
+        connection.send_bytes(str(ask(7)).encode())
+
+
+def test_a_shared_server_that_has_died_is_replaced() -> None:
+    said, server = ask(7)
+    with started(asking, alone=False) as (_, connection):
+        connection.send_bytes(b"say")
+        assert connection.recv_bytes().decode() == str((said, server))
+        os.kill(server, signal.SIGKILL)
+        os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+        connection.send_bytes(b"say")
+        again, new = map(int, connection.recv_bytes().decode().strip("()").split(", "))
+    assert (again == said, new != server) == (True, True)
+
+
+def variable(connection: Connection) -> None:
+    connection.send_bytes(os.environ["TCVERIFY_TEST"].encode())
+
+
+@pytest.mark.parametrize("value", ["one", "two"])
+def test_processes_have_the_environment_of_the_one_that_starts_them(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_server()
+    monkeypatch.setenv("TCVERIFY_TEST", value)
+    with started(variable) as (_, connection):
+        assert connection.recv_bytes().decode() == value
 
 
 def test_the_server_that_multiprocessing_knows_is_the_users() -> None:
