@@ -54,7 +54,7 @@ def start_server(hash_seed: int | None = None) -> None:
 
 
 class _SharedServer(multiprocessing.forkserver.ForkServer):
-    """The fork server of the parent.
+    """A fork server that the parent has started.
 
     Args:
         address: of its socket.
@@ -66,7 +66,7 @@ class _SharedServer(multiprocessing.forkserver.ForkServer):
         self._forkserver_alive_fd = os.open(os.devnull, os.O_WRONLY)  # its child closes it
 
     def ensure_running(self) -> None:
-        """The parent does."""
+        """It runs, or has ended for good: only the parent starts it again."""
 
 
 @cache
@@ -76,6 +76,7 @@ def _servers(process: int) -> dict[int | None, _ForkServer]:
 
 
 def _server(hash_seed: int | None) -> _ForkServer:
+    """The one for children with this PYTHONHASHSEED."""
     servers = _servers(os.getpid())
     if hash_seed not in servers:
         servers[hash_seed] = _ForkServer(hash_seed)
@@ -196,6 +197,8 @@ class _Start:
 
 
 def _run(start: _Start, *arguments: Any) -> None:
+    for name in os.environ.keys() - start.environment.keys():
+        del os.environ[name]
     os.environ.update(start.environment)
     _inherited.update(start.servers)
     scratch.move_in(scratch.child_directory(start.directory, os.getpid()))
@@ -243,13 +246,14 @@ def end_process(process: BaseProcess) -> None:
         if process.is_alive():
             process.kill()
         process.join()
-        scratch.clear(process.pid)
+        scratch.clear(process.pid, owner=not process.daemon)
 
 
 def _die_with_parent() -> None:
     """Kill this process and its group when its parent or the fork server has ended, whatever they are doing.
 
-    The system does so. Where it cannot, a thread does so unless the process is stopped or a call holds the interpreter lock.
+    The system does so. Where it cannot (F_SETSIG is Linux's), a thread does so when the parent has ended, unless the process
+    is stopped or a call holds the interpreter lock.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -4,7 +4,7 @@ A process that starts others has one such directory, which only its user can rea
 which the system releases however the process ends, and which shows whether the directory is still in use:
 
 - a process that ends removes its directory;
-- if it is killed, the fork server does so (see `fork_server`), which ends after it;
+- if it is killed, the fork server does so (see `fork_server`), which ends after it, and so are those of its children;
 - if that was killed as well, the next run of the same user does.
 
 A child process has its own directory inside, for temporary files: it is often killed, and its files are
@@ -187,10 +187,17 @@ def move_in(path: str) -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = path
 
 
-def clear(process: int) -> None:
-    """Remove the files of a child process that has ended."""
+def clear(process: int, *, owner: bool = False) -> None:
+    """Remove the files of a child process that has ended.
+
+    Args:
+        owner: whether it may have started processes. Where paths are long, its own directory is not within ours but beside it.
+    """
     with contextlib.suppress(UsageError):  # the directory may have been removed already
-        shutil.rmtree(child_directory(_of(os.getpid()).path, process), ignore_errors=True)
+        ours = _of(os.getpid()).path
+        shutil.rmtree(child_directory(ours, process), ignore_errors=True)
+        if owner:
+            remove_left(os.path.dirname(ours))
 
 
 def lasting_directory() -> str:

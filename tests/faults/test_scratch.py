@@ -186,6 +186,51 @@ def test_temporary_files_of_a_process_go_when_it_is_ended(hash_seed: int | None)
     assert not path.parent.exists()
 
 
+OWNER = """
+import sys
+from tcverify.system import end_process, start_process
+from tests.faults.test_scratch import owns
+process, connection = start_process(owns, alone=False)
+print(connection.recv_bytes().decode(), flush=True)
+if sys.stdin.read(1) == "e":
+    end_process(process)
+    print("ended", flush=True)
+sys.stdin.read()
+"""
+
+
+def owns(connection: Connection) -> None:
+    """Have a directory, as a worker of `--workers` has."""
+    connection.send_bytes(scratch.directory().encode())
+    connection.recv_bytes()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_directory_of_a_worker_goes_too_where_paths_are_long(place: Path, killed: bool) -> None:
+    long = place / ("long" * 9)
+    long.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(long)}
+    command = [sys.executable, "-c", OWNER]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        theirs = Path(process.stdout.readline().strip())
+        assert theirs.is_dir()
+        assert theirs.parent == long  # beside that of the run: in it, names of sockets would be too long
+        if killed:
+            process.kill()
+        else:
+            process.stdin.write("e")
+            process.stdin.flush()
+            assert process.stdout.readline() == "ended\n"
+            assert not theirs.exists()
+            process.stdin.close()
+            process.wait()
+    wait_until(lambda: left(long) == [])
+
+
 KILLED = """
 import sys
 from tcverify import ProcessGroupPool

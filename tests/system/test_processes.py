@@ -140,17 +140,21 @@ def test_a_shared_server_that_has_died_is_replaced() -> None:
 
 
 def variable(connection: Connection) -> None:
-    connection.send_bytes(os.environ["TCVERIFY_TEST"].encode())
+    connection.send_bytes(os.environ.get("TCVERIFY_TEST", "none").encode())
 
 
-@pytest.mark.parametrize("value", ["one", "two"])
-def test_processes_have_the_environment_of_the_one_that_starts_them(
-    value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start_server()
-    monkeypatch.setenv("TCVERIFY_TEST", value)
-    with started(variable) as (_, connection):
-        assert connection.recv_bytes().decode() == value
+def test_processes_have_the_environment_of_the_one_that_starts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> str:
+        with started(variable, hash_seed=9) as (_, connection):
+            return connection.recv_bytes().decode()
+
+    monkeypatch.setenv("TCVERIFY_TEST", "one")
+    start_server(9)
+    assert told() == "one"
+    monkeypatch.setenv("TCVERIFY_TEST", "two")
+    assert told() == "two"
+    monkeypatch.delenv("TCVERIFY_TEST")
+    assert told() == "none"
 
 
 def test_the_server_that_multiprocessing_knows_is_the_users() -> None:
