@@ -5,6 +5,10 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
 
 from tcverify.execution import Lockstep
 from tcverify.ops import qualified_name
@@ -18,10 +22,18 @@ from tcverify.strategies.training.pipelines import PIPELINE_WORLD_SIZES
 from tcverify.verification.verifier import verify
 
 
-def sample(count: int, seed: int) -> Iterator[Program]:
+def sample(count: int, seed: int, gradients: bool | None = None) -> Iterator[Program]:
+    """Programs of random bytes.
+
+    Args:
+        gradients: whether all of them return gradients, where they have any, or none; None leaves it to chance.
+    """
     generator = random.Random(seed)
     for _ in range(count):
-        yield decode_dtensor(generator.choice(meshes(generator.choice((2, 3, 4, 6, 8)))), generator.randbytes(WIDTH))
+        mesh = generator.choice(meshes(generator.choice((2, 3, 4, 6, 8))))
+        drawn = bytearray(generator.randbytes(WIDTH))
+        drawn[1] = {None: drawn[1], True: 195 + drawn[1] % 60, False: drawn[1] % 60}[gradients]
+        yield decode_dtensor(mesh, bytes(drawn))
 
 
 def test_most_programs_run_and_are_what_their_bytes_say() -> None:
@@ -50,7 +62,7 @@ def test_programs_divide_tensors_and_ops_are_of_many_kinds() -> None:
 def test_ops_of_every_family_are_drawn_in_their_in_place_form() -> None:
     """On copies: DTensor distributes copies of inputs, too."""
     written = Counter[str]()
-    for program in sample(1500, seed=4):
+    for program in sample(1500, seed=4, gradients=False):
         for node in program.graphs[0].nodes:
             name = qualified_name(node.target).partition(".")[0]
             if node.op == "call_function" and name.endswith("_"):
@@ -62,10 +74,57 @@ def test_ops_of_every_family_are_drawn_in_their_in_place_form() -> None:
     assert {"squeeze_", "unsqueeze_", "transpose_", "t_"} & set(written)
 
 
+def test_gradients_are_those_of_autograd() -> None:
+    """Of the loss that weighs the results with what the program is given as their gradients."""
+    compared = 0
+    drawn = zip(sample(60, seed=6, gradients=False), sample(60, seed=6, gradients=True), strict=True)
+    for forward, program in drawn:
+        ran = Lockstep().run(program, observe=True)
+        # Calls that make tensors of a dtype mix it with the one that Lockstep computes in.
+        if "gradients" in program.labels and ran.finished and "dtype" not in str(forward.graphs[0]):
+            expected = differentiated(forward.graphs[0], ran.ranks[0].values or {})
+            for one, other in zip(expected, ran.ranks[0].outputs, strict=True):
+                torch.testing.assert_close(other, one, equal_nan=True)
+            compared += 1
+    assert compared > 20
+
+
+def differentiated(graph: fx.Graph, values: dict[str, Any]) -> list[torch.Tensor]:
+    """Results of a forward pass, and the gradients of what it reads, where it has any."""
+    reduced = {node.args[0] for node in graph.nodes if "all_reduce" in str(node.target)}
+    known: dict[fx.Node, Any] = {}
+    read: list[torch.Tensor] = []
+    for node in graph.nodes:
+        if node.op == "placeholder" or "c10d" in str(node.target):
+            known[node] = values[node.name].detach().clone()
+            if node not in reduced and "all_reduce" not in str(node.target):
+                read.append(known[node].requires_grad_(known[node].is_floating_point()))
+        elif node.op == "call_function":
+            call: Any = node.target
+            args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), known.__getitem__)
+            known[node] = call(*args, **kwargs)
+    returned: Any = graph.output_node().args[0]
+    results = [known[node] for node in returned]
+    weights = (values[name] for name in values if name.startswith("grad"))
+    floating = [one for one in results if one.is_floating_point()]
+    sum((one * weight).sum() for one, weight in zip(floating, weights, strict=True)).backward()
+    return [one.detach() for one in (*results, *(one.grad for one in read if one.grad is not None))]
+
+
+def test_ops_of_backward_passes_are_drawn() -> None:
+    ops = Counter[str]()
+    for program in sample(150, seed=7, gradients=True):
+        names = {qualified_name(node.target) for node in program.graphs[0].nodes if node.op == "call_function"}
+        ops.update(name for name in names if "backward" in name)
+        assert ("gradients" in program.labels) == any(spec.name.startswith("grad") for spec in program.inputs)
+    assert len(ops) > 8
+    assert not any("backward" in str(node.target) for p in sample(40, 7, gradients=False) for node in p.graphs[0].nodes)
+
+
 def test_layouts_on_uneven_grids_are_drawn() -> None:
     """Grids of two sizes, sharded in the order of FSDP, of a dim that the ranks do not divide, with empty shards and without."""
     drawn = Counter[tuple[tuple[int, ...], str]]()
-    for program in sample(1500, seed=3):
+    for program in sample(1500, seed=3, gradients=False):
         sizes = tuple(len(dim.groups[0]) for dim in program.mesh.dims)
         for spec in program.inputs:
             rows = spec.shape[0] if spec.shape else 0
