@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import fx
 
 from tcverify.campaign.search.calls import Calls, EditDoesNotFit, role_of
 from tcverify.campaign.search.edits import FAMILIES, Site
@@ -110,6 +111,8 @@ def test_every_family_makes_programs_that_run(site: Site, family: str):
     programs = made(site, family)
     assert programs or family in (
         "change a list",
+        "change a text",
+        "give a default another value",
         "write an argument otherwise",
         "return less",
         "change a group",
@@ -208,6 +211,10 @@ def test_ops_that_no_program_has_shown_are_called_as_their_signatures_say():
     (mm,) = synthesise_calls("aten::mm")
     assert [shape for shape, _ in mm.types] == [(2, 4), (4, 4)]
     assert {pattern.args[1] for pattern in synthesise_calls("tensor_cast::reduce_scatter")} == {0, 1}
+    assert [[shape for shape, _ in one.types] for one in synthesise_calls("aten::addmm")] == [[(4, 4)] * 3]
+    assert [[shape for shape, _ in one.types] for one in synthesise_calls("aten::bmm")] == [[(2, 4, 4)] * 2]
+    assert {one.args[1] for one in synthesise_calls("aten::to.dtype")} == {torch.bfloat16, torch.int64}
+    assert [one.args[1] for one in synthesise_calls("aten::sum.dim_IntList")] == [[0]]
     assert synthesise_calls("nobody::knows") == []
 
 
@@ -314,3 +321,61 @@ def test_dims_bounds_and_sizes_are_written_in_other_ways_that_mean_the_same():
         assert call in shown
     results = [Lockstep().run(one).ranks[0].outputs[0] for one in (program, *found)]
     assert all(torch.equal(one, results[0]) for one in results)
+
+
+def alone(build, *shapes: tuple[int, ...]) -> Site:
+    """A program of calls on inputs x0, x1, …, on two ranks."""
+    names = [f"x{number}" for number in range(len(shapes))]
+    inputs = [InputSpec(name, shape) for name, shape in zip(names, shapes, strict=True)]
+    return site_of(spmd_program(Mesh.grid({"tp": 2}), inputs, lambda b: build(b, *map(b.input, names))))
+
+
+def steps_of(program: Program, op: str) -> list[fx.Node]:
+    return [node for node in program.graphs[0].nodes if op in str(node.target)]
+
+
+def test_a_reduction_is_another_one():
+    def build(b, x):
+        started = b.call("_c10d_functional::all_reduce", x, "sum", "tp")
+        return b.call("_c10d_functional::wait_tensor", started)
+
+    found = made(alone(build, (2, 4)), "change a text")
+    assert {steps_of(program, "all_reduce")[0].args[1] for program in found} == {"max", "avg", "min", "product"}
+
+
+def test_what_is_left_to_its_default_is_given():
+    def build(b, x, y):
+        added = b.call("aten::add.Tensor", x, y)
+        return b.call("python::getitem", b.call("aten::split.Tensor", added, 2), 1)
+
+    found = made(alone(build, (4, 4), (4, 4)), "give a default another value")
+    assert {node.kwargs.get("alpha") for p in found for node in steps_of(p, "add")} >= {None, 2, -1}
+    dims = {node.args[2:] for p in found for node in steps_of(p, "split")}
+    assert {(), (1,), (-1,)} <= dims  # by position, as tracing writes them
+
+
+def test_a_value_is_written_behind_what_reads_it():
+    def build(b, x):
+        made = b.call("aten::relu", x)
+        first = b.call("aten::neg", made)
+        return first, b.call("aten::add.Tensor", made, first)
+
+    found = made(alone(build, (2, 4)), "write in place")
+    ways = {str(node.target) for program in found for node in program.graphs[0].nodes}
+    assert {"aten.add_.Tensor", "aten.mul.out", "aten.slice.Tensor"} <= ways
+    between = []
+    for program in found:
+        names = [node.name for node in program.graphs[0].nodes]
+        writes = [
+            node for node in program.graphs[0].nodes if "out" in node.kwargs or str(node.target) == "aten.add_.Tensor"
+        ]
+        between += [node for node in writes if names.index("neg") < names.index(node.name) < names.index("add")]
+    assert len(between) >= 3
+
+
+def test_a_value_lies_otherwise_in_memory():
+    found = made(alone(lambda b, x: b.call("aten::neg", b.call("aten::relu", x)), (2, 4)), "lay a value out otherwise")
+    read = [steps_of(program, "neg")[0].args[0].meta["val"] for program in found]
+    assert {tuple(spec.shape) for spec in read} == {(2, 4)}
+    assert {tuple(spec.stride) for spec in read} == {(0, 1), (1, 2), (4, 1)}
+    assert any(spec.offset == 8 for spec in read)

@@ -267,3 +267,14 @@ def test_products_of_different_dtypes_do_not_fit_together_though_meta_tensors_ta
 def test_zeros_are_not_held_against_a_division() -> None:
     whole = TensorSpec.contiguous((2,), torch.int64)
     assert infer(resolve("aten::remainder.Tensor"), [whole, whole], {}, lambda: 7).shape == (2,)
+
+
+def test_an_integer_that_is_no_dtype_is_refused() -> None:
+    """torch crashes on it; signatures call dtypes integers, so that a graph may hold one."""
+    x = TensorSpec.contiguous((2, 4), torch.float32)
+    fresh = iter(range(9)).__next__
+    assert infer(resolve("aten::to.dtype"), (x, 7), {}, fresh).dtype is torch.float64
+    with pytest.raises(ShapeError, match="dtype is -1, which is no dtype"):
+        infer(resolve("aten::to.dtype"), (x, -1), {}, fresh)
+    with pytest.raises(ShapeError, match="dtype is -3, which is no dtype"):
+        infer(resolve("aten::sum"), (x,), {"dtype": -3}, fresh)

@@ -14,12 +14,14 @@ from tcverify.errors import TcverifyError
 from tcverify.ops import TensorSpec, infer, resolve
 from tcverify.program import RankConstant
 
-#: Shapes of operands that are tried, the first operand's first: all alike; a matrix behind it; a vector behind it.
+#: Shapes of operands that are tried, the first operand's first: all alike; a matrix behind it; a vector behind it; and, alike
+#: again, square matrices, batches of them, and images or heads.
 _ROWS, _COLUMNS = 2, 4
-_SHAPES = (
+_SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((_ROWS, _COLUMNS), (_ROWS, _COLUMNS)),
     ((_ROWS, _COLUMNS), (_COLUMNS, _COLUMNS)),
     ((_ROWS, _COLUMNS), (_COLUMNS,)),
+    *((alike, alike) for alike in ((_COLUMNS, _COLUMNS), (_ROWS, _COLUMNS, _COLUMNS), (1, _ROWS, _COLUMNS, _COLUMNS))),
 )
 
 #: Constants by the name of the argument, the likeliest first.
@@ -89,7 +91,10 @@ def _names(args: list[Any], name: str) -> bool:
 
 def _value(argument: Any, choice: int, holes: Iterator[int]) -> Any:
     """A value for an argument of a signature; None where there is none to guess."""
-    kind, name = str(argument.type), argument.name
+    optional = (
+        argument.real_type.getElementType() if argument.real_type.kind() == "OptionalType" else argument.real_type
+    )
+    kind, name = str(optional), argument.name
     if kind == "Tensor":
         return Hole(next(holes))
     if kind == "List[Tensor]":
@@ -101,7 +106,7 @@ def _value(argument: Any, choice: int, holes: Iterator[int]) -> Any:
         return _GROUP if "group" in name or name == "ranks" else [*_LISTS.get(name, [0])]
     if kind in ("float", "number", "Scalar"):
         return _FLOATS.get(name, (2.0, 0.5)[choice])
-    return {"bool": False, "str": _TEXTS.get(name)}.get(kind)
+    return {"bool": False, "str": _TEXTS.get(name), "ScalarType": (torch.bfloat16, torch.int64)[choice]}.get(kind)
 
 
 __all__ = ["synthesise_calls"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tcverify.ops import TensorSpec, qualified_name
 from tcverify.program import Mesh, Program
 from tcverify.strategies.draft import DraftValue, ProgramDraft
+from tcverify.strategies.dtensor.gradients import with_gradients
 from tcverify.strategies.dtensor.ops import FAMILIES
 from tcverify.strategies.dtensor.writing import SIZES, DTensorWriter
 from tcverify.strategies.meshes import drawn_on
@@ -33,6 +35,8 @@ RECORD_WIDTH = 5
 #: How many nodes may be given placements, inputs first.
 PLACED = 14
 PLACED_WIDTH = 4
+#: From which second byte on a program has gradients.
+_DIFFERENTIATED = 192
 #: Bytes of a whole program: seed, number of records, inputs, records, placements.
 WIDTH = 2 + INPUTS * INPUT_WIDTH + RECORDS * RECORD_WIDTH + PLACED * PLACED_WIDTH
 
@@ -70,6 +74,8 @@ def decode_dtensor(mesh: Mesh, choices: bytes) -> Program:
     # What is returned shares no memory with an input or with another result: DTensor promises nothing of that.
     outputs = [copied for end in ends for copied in w.call("clone", end)]
     program = w.draft.program(tuple(outputs), choices[0], ())
+    if choices[1] >= _DIFFERENTIATED:
+        program = with_gradients(program)
     placed = choices[2 + INPUTS * INPUT_WIDTH + RECORDS * RECORD_WIDTH :]
     return replace(program, options=_placements(program, placed))
 
@@ -85,7 +91,7 @@ def _placements(program: Program, choices: bytes) -> dict[str, str]:
     records = [choices[n : n + PLACED_WIDTH] for n in range(0, PLACED * PLACED_WIDTH, PLACED_WIDTH)]
     nodes = [n for n in program.graphs[0].nodes if n.op != "output" and isinstance(n.meta.get("val"), TensorSpec)]
     nodes = [n for n in nodes if not qualified_name(n.target).startswith("_c10d_functional") and n not in reduced]
-    for node, record in zip(nodes, records, strict=False):
+    for node, record in zip(nodes, itertools.cycle(records)):
         whether, *each = record
         if node.op != "placeholder" and whether % 4 != 1:
             continue

@@ -11,6 +11,8 @@ from tcverify.campaign.search.edits.forms import (
     change_pass_options,
     change_placements,
     change_shapes,
+    change_texts,
+    give_default,
 )
 from tcverify.campaign.search.edits.joined import feed_into_kernel, nest_kernel, recompute_value
 from tcverify.campaign.search.edits.ranks import make_rank_differ
@@ -25,7 +27,7 @@ from tcverify.campaign.search.edits.values import (
     swap_operands,
     write_into_value,
 )
-from tcverify.campaign.search.edits.views import insert_view
+from tcverify.campaign.search.edits.views import change_layout, insert_view
 
 #: Families of edits by what they do.
 FAMILIES: dict[str, Family] = {
@@ -36,6 +38,7 @@ FAMILIES: dict[str, Family] = {
     "swap operands": swap_operands,
     "put a call on an edge": insert_call_on_edge,
     "view a value": insert_view,
+    "lay a value out otherwise": change_layout,
     "make a value": replace_input_by_call,
     "replace an op": change_op,
     "feed another kernel": feed_into_kernel,
@@ -46,7 +49,9 @@ FAMILIES: dict[str, Family] = {
     "write in place": write_into_value,
     "move a step": move_step,
     "change a number": change_numbers,
+    "change a text": change_texts,
     "change a list": change_int_lists,
+    "give a default another value": give_default,
     "write an argument otherwise": change_argument_forms,
     "change a group": change_groups,
     "change a shape": change_shapes,

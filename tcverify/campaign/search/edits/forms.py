@@ -26,22 +26,30 @@ WIDE = Recipe("wide")
 #: Dtypes that are tried in place of one.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
 
+#: What arguments of these names may say.
+_TEXTS = {
+    "reduce_op": ("sum", "max", "avg", "min", "product"),
+    "rounding_mode": ("floor", "trunc"),
+    "approximate": ("none", "tanh"),
+}
+
 
 def _leaves(step: SketchStep) -> list[tuple[int | str, Any]]:
     """The constants and operands in a call, each with the position or the keyword of the argument that it is in."""
     found: list[tuple[int | str, Any]] = []
-    arguments: list[tuple[int | str, Any]] = [*enumerate(step.args), *step.kwargs.items()]
-    for where, argument in arguments:
+    for where, argument in _arguments(step):
         map_aggregate(argument, lambda value: found.append((where, value)))  # noqa: B023
     return found
+
+
+def _arguments(step: SketchStep) -> list[tuple[int | str, Any]]:
+    return [*enumerate(step.args), *step.kwargs.items()]
 
 
 def _with_leaf(site: Site, step: SketchStep, place: int, new: Any) -> Sketch:
     numbers = itertools.count()
     args, kwargs = map_aggregate((step.args, step.kwargs), lambda v: new if next(numbers) == place else v)
-    editor = site.editor()
-    editor.change(replace(step, args=tuple(args), kwargs=dict(kwargs)))
-    return editor.sketch()
+    return _changed(site, replace(step, args=tuple(args), kwargs=dict(kwargs)))
 
 
 def change_numbers(site: Site) -> Iterator[Edit]:
@@ -64,11 +72,60 @@ def _instead(site: Site, value: Any) -> Sequence[Any]:
     return DTYPES if isinstance(value, torch.dtype) and value is not torch.bool else ()
 
 
+def change_texts(site: Site) -> Iterator[Edit]:
+    """Other ways to reduce, to round or to approximate, where a call says one."""
+    for step in site.steps:
+        names = [argument.name for argument in _declared(step)]
+        for where, value in _arguments(step):
+            if isinstance(value, str):
+                name = names[where] if isinstance(where, int) and where < len(names) else str(where)
+                others = (text for text in _TEXTS.get(name, ()) if text != value)
+                yield from (
+                    Edit(partial(_with_argument, site, step, where, text), (step.name,), text) for text in others
+                )
+
+
+def give_default(site: Site) -> Iterator[Edit]:
+    """Other values for arguments that a call leaves to their defaults: a pass that makes calls anew may forget these."""
+    for step in site.steps:
+        declared = _declared(step)
+        for place, argument in enumerate(declared):
+            if place < len(step.args) or argument.name in step.kwargs or not argument.has_default_value():
+                continue
+            for new in _besides_default(argument.name, argument.default_value):
+                before = [one.default_value for one in declared[len(step.args) : place] if one.has_default_value()]
+                given = replace(step, kwargs={**step.kwargs, argument.name: new})
+                if not argument.kwarg_only and len(before) == place - len(step.args):
+                    given = replace(step, args=(*step.args, *before, new))
+                yield Edit(partial(_changed, site, given), (step.name,), new)
+
+
+def _declared(step: SketchStep) -> Sequence[Any]:
+    """The arguments that the op of a step has."""
+    schema = getattr(step.target, "_schema", None)
+    return () if schema is None else schema.arguments
+
+
+def _besides_default(name: str, default: Any) -> Sequence[Any]:
+    if isinstance(default, bool):
+        return [not default]
+    if isinstance(default, str):
+        return [text for text in _TEXTS.get(name, ()) if text != default]
+    if isinstance(default, (int, float)):
+        return [2 if default == 1 else default + 1, -1]
+    return ()
+
+
+def _changed(site: Site, step: SketchStep) -> Sketch:
+    editor = site.editor()
+    editor.change(step)
+    return editor.sketch()
+
+
 def change_int_lists(site: Site) -> Iterator[Edit]:
     """Other lists of integers: none, with one less at either end, the other way round, and with the last one twice."""
     for step in site.steps:
-        arguments: list[tuple[int | str, Any]] = [*enumerate(step.args), *step.kwargs.items()]
-        for where, value in arguments:
+        for where, value in _arguments(step):
             if isinstance(value, (list, tuple)) and value and all(type(one) is int for one in value):
                 now = tuple(value)
                 for new in dict.fromkeys(((), now[1:], now[:-1], now[::-1], (*now, now[-1]))):
@@ -79,9 +136,7 @@ def change_int_lists(site: Site) -> Iterator[Edit]:
 def _with_argument(site: Site, step: SketchStep, where: int | str, new: Any) -> Sketch:
     args = tuple(new if place == where else value for place, value in enumerate(step.args))
     kwargs = {name: new if name == where else value for name, value in step.kwargs.items()}
-    editor = site.editor()
-    editor.change(replace(step, args=args, kwargs=kwargs))
-    return editor.sketch()
+    return _changed(site, replace(step, args=args, kwargs=kwargs))
 
 
 def change_argument_forms(site: Site) -> Iterator[Edit]:

@@ -150,11 +150,19 @@ def _select_on_edge(site: Site, name: str, reader: str, slot: int, index: int) -
     return editor.sketch()
 
 
+#: How a value is written that has been read.
+_WRITES = ("in place", "through a view", "as out")
+
+
 def write_into_value(site: Site) -> Iterator[Edit]:
-    """Write into a value, at once or at the end."""
-    for name, at_once in itertools.product(reversed(site.values), (True, False)):
-        if site.type(name) is not None:
-            yield Edit(partial(_write, site, name, at_once), (name,))
+    """Write into a value: at once, at the end, or behind what reads it; then also through a view of it, or as an `out=`."""
+    for name in reversed(site.values):
+        if site.type(name) is None:
+            continue
+        yield from (Edit(partial(_write, site, name, at_once), (name,)) for at_once in (True, False))
+        for reader in dict.fromkeys(reader for reader, _ in site.edges.get(name, [])):
+            if site.all_steps[reader].calls:
+                yield from (Edit(partial(_write_behind, site, name, reader, how), (name, reader)) for how in _WRITES)
 
 
 def _write(site: Site, name: str, at_once: bool) -> Sketch:
@@ -163,6 +171,21 @@ def _write(site: Site, name: str, at_once: bool) -> Sketch:
         editor.returns(editor.call(torch.ops.aten.add_.Tensor, (Ref(name), 1), {}, name))
     else:
         editor.returns(editor.call(torch.ops.aten.mul_.Tensor, (Ref(name), 2), {}))
+    return editor.sketch()
+
+
+def _write_behind(site: Site, name: str, reader: str, how: str) -> Sketch | None:
+    """Write a value that has been read. What is written is not returned: later readers see it, or nothing may."""
+    editor, given = site.editor(), site.type(name)
+    if how == "through a view":
+        if given is None or not given[0]:
+            return None
+        first = editor.call(torch.ops.aten.slice.Tensor, (Ref(name), 0, 0, 1), {}, name)
+        editor.call(torch.ops.aten.add_.Tensor, (first, 1), {}, reader)
+    elif how == "as out":
+        editor.call(torch.ops.aten.mul.out, (Ref(name), Ref(name)), {"out": Ref(name)}, reader)
+    else:
+        editor.call(torch.ops.aten.add_.Tensor, (Ref(name), 1), {}, reader)
     return editor.sketch()
 
 

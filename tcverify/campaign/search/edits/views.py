@@ -1,15 +1,15 @@
-"""Edits that let a value be viewed as another shape."""
+"""Edits that let a value be viewed as another shape, or lie otherwise in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from tcverify.campaign.search.editor import operands
+from tcverify.campaign.search.editor import Editor, operands
 from tcverify.campaign.search.edits.site import Edit, Site
 from tcverify.shrink.graph.sketch import Ref, Sketch, SketchStep
 
@@ -71,4 +71,42 @@ def _view(site: Site, name: str, view: Any, shape: tuple[int, ...], edge: tuple[
     return editor.sketch()
 
 
-__all__ = ["insert_view"]
+def change_layout(site: Site) -> Iterator[Edit]:
+    """Let a value of the same type lie otherwise in memory: its rows in one place, by columns, or as a part of a larger one."""
+    for name in site.values:
+        given = site.type(name)
+        if given is not None and given[0] and site.edges.get(name):
+            yield from (Edit(partial(_lay, site, name, how), (name,)) for how in _LAYOUTS)
+
+
+def _expanded(editor: Editor, value: Ref, shape: tuple[int, ...]) -> Ref:
+    row = editor.call(_ATEN.slice.Tensor, (value, 0, 0, 1), {}, value.name)
+    return editor.call(_ATEN.expand.default, (row, list(shape)), {}, row.name)
+
+
+def _by_columns(editor: Editor, value: Ref, shape: tuple[int, ...]) -> Ref:
+    turned = editor.call(_ATEN.transpose.int, (value, 0, len(shape) - 1), {}, value.name)
+    copied = editor.call(_ATEN.clone.default, (turned,), {"memory_format": torch.contiguous_format}, turned.name)
+    return editor.call(_ATEN.transpose.int, (copied, 0, len(shape) - 1), {}, copied.name)
+
+
+def _part(editor: Editor, value: Ref, shape: tuple[int, ...]) -> Ref:
+    joined = editor.call(_ATEN.cat.default, ([value, value],), {}, value.name)
+    return editor.call(_ATEN.slice.Tensor, (joined, 0, shape[0], 2 * shape[0]), {}, joined.name)
+
+
+_ATEN = torch.ops.aten
+_LAYOUTS = (_expanded, _by_columns, _part)
+
+
+def _lay(site: Site, name: str, how: Callable[[Editor, Ref, tuple[int, ...]], Ref]) -> Sketch | None:
+    given = site.type(name)
+    if given is None:
+        return None
+    editor = site.editor()
+    made = how(editor, Ref(name), given[0])
+    editor.redirect(name, made, editor.added)
+    return editor.sketch()
+
+
+__all__ = ["change_layout", "insert_view"]
