@@ -343,6 +343,18 @@ def test_a_reduction_is_another_one():
     assert {steps_of(program, "all_reduce")[0].args[1] for program in found} == {"max", "avg", "min", "product"}
 
 
+def test_a_group_is_that_of_another_dim():
+    def build(b):
+        gathered = b.call("_c10d_functional::all_gather_into_tensor", b.input("x"), 2, "tp")
+        return b.call("_c10d_functional::wait_tensor", gathered)
+
+    mesh = Mesh.grid({"dp": 3, "tp": 2})
+    (program,) = made(site_of(spmd_program(mesh, [InputSpec("x", (2, 4))], build)), "change a group")
+    (gather,) = steps_of(program, "all_gather")
+    assert gather.args[1:] == (3, "dp")
+    assert Lockstep().run(program).ranks[0].outputs[0].shape == (6, 4)
+
+
 def test_what_is_left_to_its_default_is_given():
     def build(b, x, y):
         added = b.call("aten::add.Tensor", x, y)

@@ -34,14 +34,25 @@ def says_group_size(step: SketchStep) -> set[int | str]:
     return {where for where, name, _ in _arguments(step) if name == "group_size"}
 
 
+def with_group(step: SketchStep, group: str, size: int | None = None) -> SketchStep:
+    """Let a call that names a group name another one.
+
+    Args:
+        size: of the other group, where it is not that of the first.
+    """
+    places: dict[int | str, Any] = {
+        where: group for where, name, _ in _arguments(step) if name == lookup(step.target).group
+    }
+    if size is not None:
+        places.update(dict.fromkeys(says_group_size(step), size))
+    return _with(step, places)
+
+
 def with_group_name(sketch: Sketch, old: str, new: str) -> Sketch:
     """Return the sketch whose calls name another group in place of one."""
 
     def changed(step: SketchStep) -> SketchStep:
-        if group_of(step) != old:
-            return step
-        places = {where: new for where, name, _ in _arguments(step) if name == lookup(step.target).group}
-        return _with(step, places)
+        return with_group(step, new) if group_of(step) == old else step
 
     return replace(sketch, graphs=tuple(tuple(map(changed, graph)) for graph in sketch.graphs))
 
@@ -148,4 +159,12 @@ def _with(step: SketchStep, new: Mapping[int | str, Any]) -> SketchStep:
     return replace(step, args=args, kwargs={name: new.get(name, value) for name, value in step.kwargs.items()})
 
 
-__all__ = ["follow_smaller_mesh", "group_of", "held_value", "names_group", "says_group_size", "with_group_name"]
+__all__ = [
+    "follow_smaller_mesh",
+    "group_of",
+    "held_value",
+    "names_group",
+    "says_group_size",
+    "with_group",
+    "with_group_name",
+]

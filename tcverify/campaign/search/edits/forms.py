@@ -14,7 +14,7 @@ from torch.fx.node import map_aggregate
 from tcverify.campaign.search.edits.site import Edit, Site
 from tcverify.program import PARTIAL, VARYING, InputSpec, Placement, RankConstant, Recipe
 from tcverify.shrink.graph.argument_forms import forms_of
-from tcverify.shrink.graph.named_groups import says_group_size
+from tcverify.shrink.graph.named_groups import group_of, says_group_size, with_group
 from tcverify.shrink.graph.sketch import Ref, Sketch, SketchStep
 
 #: Numbers of the pass that are tried in place of one.
@@ -148,7 +148,8 @@ def change_argument_forms(site: Site) -> Iterator[Edit]:
 
 
 def change_groups(site: Site) -> Iterator[Edit]:
-    """Let a step take another group of ranks, or the same ones in another order."""
+    """Let a step take another group of ranks, by its name or as a list; or the same ones in another order."""
+    yield from _named_groups(site)
     mesh, ranks = site.facts.sketch.mesh, range(site.facts.sketch.mesh.world_size)
     known = {f"{dim.name}_group": [list(dim.group(rank)) for rank in ranks] for dim in mesh.dims}
     known["alone"], known["all"] = [[rank] for rank in ranks], [list(ranks) for _ in ranks]
@@ -164,6 +165,15 @@ def change_groups(site: Site) -> Iterator[Edit]:
             for name, others in {**known, **turned}.items():
                 if others != now:
                     yield Edit(partial(_with_group, site, step, place, name, others), (step.name,))
+
+
+def _named_groups(site: Site) -> Iterator[Edit]:
+    for step in site.steps:
+        now = group_of(step)
+        for dim in site.facts.sketch.mesh.dims if now is not None else ():
+            if dim.name != now and len(set(map(len, dim.groups))) == 1:
+                new = with_group(step, dim.name, len(dim.groups[0]))
+                yield Edit(partial(_changed, site, new), (step.name,))
 
 
 def _with_group(site: Site, step: SketchStep, place: int, name: str, groups: list[list[int]]) -> Sketch:
