@@ -28,6 +28,7 @@ from tcverify.application import Guarded, InProcess
 from tcverify.application.loading import prepare_pass
 from tcverify.campaign import Campaign, CampaignPlan, Event, FindingFound, Progress
 from tcverify.campaign.search import ProgramSearch
+from tcverify.cli.strategy_choice import choose_strategies
 from tcverify.program import Program
 from tcverify.strategies import programs_of
 
@@ -58,13 +59,15 @@ def hunt(target: str, sound: str, seconds: float, seed: int, world_sizes: list[i
     """Verify a pass until its own defect is found, or the time is over."""
     found = Sought()
     before = 0.0
+    with tempfile.TemporaryDirectory() as folder, Guarded(target) as tried:
+        chosen = choose_strategies(tried, Path(folder), "ranks", world_sizes[0], max_time=seconds).strategy
     with Guarded(target, covered=() if search else None) as subject:
         searching = ProgramSearch(subject, seed) if search else None
         for size in world_sizes:
             with tempfile.TemporaryDirectory() as folder:
                 watch = _Watch(subject, target, sound, seconds / len(world_sizes))
                 plan = CampaignPlan(
-                    programs_of("mixed", None, size), f"{size} ranks", Path(folder), Path(folder),
+                    programs_of(chosen, None, size), f"{size} ranks", Path(folder), Path(folder),
                     max_examples=None, max_time=100 * seconds, seed=seed, earlier=False, collect=True, search=searching,
                 )  # fmt: skip
                 Campaign(subject, plan, None, [watch]).run()

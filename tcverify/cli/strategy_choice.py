@@ -20,6 +20,10 @@ from tcverify.strategies import DECODERS, DEFAULT_STRATEGY, all_meshes, join_str
 #: Programs per strategy in the first trial, and in total if the pass changes none of them.
 FIRST, ALL = 4, 16
 
+#: Share of the time of a campaign that the trial takes at most, and while the pass changes nothing: a campaign on such programs
+#: would test nothing.
+SPENT, SPENT_IN_VAIN = 0.1, 1 / 3
+
 #: A strategy is chosen if the pass changes at least this share of what it changes with the best strategy.
 SHARE = 0.5
 
@@ -59,17 +63,17 @@ def choose_strategies(
         name: of the mesh, or of whatever the programs have in common, as shown in reports.
         mesh: of the programs; None tries several of `world_size` ranks.
         max_examples, max_time: bounds of the campaign that follows, in programs and in seconds. The trial takes at most as many
-            programs, but at least one per strategy, and a tenth of the time.
+            programs, but at least one per strategy, and a tenth of the time, or a third while the pass has changed nothing.
 
     Raises:
         UsageError: nothing can be written into `state_dir`.
     """
     in_flight = InFlight(state_dir, subject, subject.contract)
     rounds = ALL if max_examples is None else min(ALL, max(1, max_examples // (len(DECODERS) - 1)))
-    until = math.inf if max_time is None else time.monotonic() + max_time / 10
+    limit = math.inf if max_time is None else max_time
     meshes = [mesh] if mesh is not None else all_meshes(world_size)
     try:
-        found = _tried(subject, in_flight, name, meshes, rounds, until)
+        found = _tried(subject, in_flight, name, meshes, rounds, limit)
     except KeyboardInterrupt:
         in_flight.clear()
         raise
@@ -81,8 +85,9 @@ def choose_strategies(
 
 
 def _tried(
-    subject: Subject, in_flight: InFlight, name: str, meshes: Sequence[Mesh], rounds: int, until: float
+    subject: Subject, in_flight: InFlight, name: str, meshes: Sequence[Mesh], rounds: int, limit: float
 ) -> StrategyChoice:
+    start = time.monotonic()
     tried = [strategy for strategy in DECODERS if strategy != DEFAULT_STRATEGY]
     drawn = _drawn(tried, rounds, meshes)
     did = dict.fromkeys(tried, 0)
@@ -90,7 +95,9 @@ def _tried(
     ahead = next(drawn, None)
     while ahead is not None:
         number, strategy, program = ahead
-        if time.monotonic() > until or (strategy == tried[0] and number >= FIRST and any(did.values())):
+        changes = any(did.values())
+        over = time.monotonic() - start > limit * (SPENT if changes else SPENT_IN_VAIN)
+        if over or (strategy == tried[0] and number >= FIRST and changes):
             break
         in_flight.note(program, deep=False)
         answer = subject.start(program)

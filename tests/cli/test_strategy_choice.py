@@ -98,15 +98,16 @@ def test_trying_takes_no_more_programs_than_what_comes_after(tmp_path: Path) -> 
         assert "functional" in made.names
 
 
-def test_trying_takes_a_tenth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = itertools.count()
-    monkeypatch.setattr("tcverify.cli.strategy_choice.time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    subject = Counting(lambda graph: None)
-    assert (
-        choose_strategies(InProcess(prepare_pass(subject, "", {})), tmp_path, "2 ranks", 2, max_time=70)
-        == StrategyChoice()
-    )
-    assert subject.programs == 7
+@pytest.mark.parametrize(("changes", "seconds"), [("aten", 7), ("nobody", 23)])
+def test_trying_takes_a_tenth_of_the_time_or_a_third_in_vain(
+    changes: str, seconds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second for each program, of 70."""
+    clock = itertools.count()
+    monkeypatch.setattr("tcverify.cli.strategy_choice.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    subject = Counting(renames(changes))
+    choose_strategies(InProcess(prepare_pass(subject, "", {})), tmp_path, "2 ranks", 2, max_time=70)
+    assert subject.programs == seconds
 
 
 def test_what_it_raises_on_is_verified_first(tmp_path: Path) -> None:
