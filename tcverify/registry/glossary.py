@@ -179,7 +179,8 @@ GLOSSARY: dict[str, str] = {
     "residue": "a value of the exact domain: an integer modulo a prime.",
     "rewritten": "of a program or graph: after the pass.",
     "rounding error, probe": (
-        "the largest change of an output of the original when the results of its ops are perturbed in their last bits. "
+        "the largest change of an output of the original when the results of its ops, and what ranks add up, are perturbed "
+        "in their last bits. "
         "A difference of many times the rounding error is a defect."
     ),
     "scale": "the largest magnitude of an output. Rounding errors are compared with it.",

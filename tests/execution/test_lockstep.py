@@ -291,8 +291,9 @@ def test_a_norm_is_well_conditioned(ranks: int) -> None:
     assert 0 < probe("uniform", ranks) < 1e-13
 
 
-@RANKS
+@pytest.mark.parametrize("ranks", [2, 4, 16])
 def test_a_norm_of_cancelling_sums_is_not(ranks: int) -> None:
+    """Two addends have one order: it shows because each is perturbed, as a program may round it that divides before it adds."""
     assert 1e-11 < probe("cancelling", ranks) < 1e-6
 
 

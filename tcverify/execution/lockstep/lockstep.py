@@ -97,7 +97,8 @@ class Lockstep:
     def probe(self, program: Program, baseline: Run, reruns: int = 3, domain: Domain = FLOAT64) -> dict[str, float]:
         """Measure the conditioning of a program's outputs.
 
-        Reruns it with the output of every node perturbed by a relative 2⁻⁵¹ and sums accumulated in another order.
+        Reruns it with the output of every node, and what ranks add up, perturbed by a relative 2⁻⁵¹, and sums accumulated in
+        another order.
 
         Args:
             baseline: an unperturbed run of the same program, in the same domain.
@@ -173,7 +174,7 @@ def _execute(
             watch=watch, result=result, domain=domain, timing=timing if isinstance(timing, str) else partial(timing, rank),
         )  # fmt: skip
         generators.append(steps)
-    return drive_ranks(run, generators, domain, order_of, conservative)
+    return drive_ranks(run, generators, domain, order_of, conservative, perturbation)
 
 
 def drive_ranks(
@@ -182,6 +183,7 @@ def drive_ranks(
     domain: Domain = FLOAT64,
     order_of: Order | None = None,
     conservative: bool = False,
+    perturbation: Perturbation | None = None,
 ) -> Run:
     """Advance generators of all ranks, from `run_rank` or elsewhere, until all have ended or wait forever.
 
@@ -189,8 +191,9 @@ def drive_ranks(
         run: to which the results are added.
         order_of: of the sums of collectives; by default that of the group.
         conservative: whether asynchronous collectives block where they start.
+        perturbation: of what ranks add up.
     """
-    drive = _Drive(run, generators, order_of, conservative)
+    drive = _Drive(run, generators, order_of, conservative, perturbation)
     with torch.no_grad(), domain.running():
         drive.all()
     return run
@@ -212,6 +215,7 @@ class _Drive:
     generators: list[RankGenerator]
     order_of: Order | None
     conservative: bool
+    perturbation: Perturbation | None = None
     matcher: Matcher = field(default_factory=Matcher)
     runnable: deque[tuple[int, Any]] = field(default_factory=deque)
     entries: dict[int, MatchEntry] = field(
@@ -280,8 +284,11 @@ class _Drive:
 
     def _carry_out(self, members: list[MatchEntry]) -> bool:
         order = self.order_of(len(members)) if self.order_of is not None else None
+        calls, tensors = [e.call.collective for e in members], [e.tensor for e in members]
+        if self.perturbation is not None:
+            tensors = self.perturbation.addends(calls, tensors)
         try:
-            answers = complete([e.call.collective for e in members], [e.tensor for e in members], order)
+            answers = complete(calls, tensors, order)
             for entry, answer in zip(members, answers, strict=True):
                 if entry.under_way is not None:
                     entry.under_way.write(answer)

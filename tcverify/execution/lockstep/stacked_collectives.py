@@ -241,7 +241,9 @@ class Collectives:
             named = call.root is not None or call.resharding is not None
             found = None if named else known.get(key)
             if found is None:
-                order = self._perturbation.order(len(calls)) if self._perturbation is not None else None
+                order = None
+                if self._perturbation is not None:
+                    order, tensors = self._perturbation.order(len(calls)), self._perturbation.addends(calls, tensors)
                 found = known[key] = complete(calls, tensors, order, apart=False)
             for member, answer in zip(members, found, strict=True):
                 answers[member] = answer
