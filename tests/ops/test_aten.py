@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from tcverify import verify
+from tcverify.campaign.search.synthesis import synthesise_calls
 from tcverify.domains import NATIVE, Exact
 from tcverify.errors import ProgramError, UnsupportedOp
 from tcverify.execution import Lockstep
@@ -108,6 +109,13 @@ def test_a_primitive_is_what_aten_says_residue_by_residue() -> None:
 def test_what_has_no_meaning_has_a_reason(name: str, reason: str) -> None:
     packet = resolve_packet(name)
     assert reason in lookup(packet).reason
+
+
+def test_overloads_of_torchscript_are_not_called() -> None:
+    """torch crashes where `to.prim_dtype` is given no dtype, which is its default."""
+    for overload in ("prim_dtype", "prim_Device", "prim_other"):
+        assert "write aten::to.dtype" in lookup(getattr(torch.ops.aten.to, overload)).reason
+    assert synthesise_calls("aten::to.prim_dtype") == []
 
 
 def resolve_packet(name: str) -> Any:

@@ -105,6 +105,8 @@ def _reason(name: str, base: str, target: Any) -> str | None:
         return "it reaches outside the program"
     if base in _TOKENS:
         return "it orders effects, which programs say by the order of their nodes"
+    if name.startswith("aten::to.prim_"):
+        return "TorchScript alone calls it; write aten::to.dtype"  # torch crashes where it is given no dtype
     if name in ("aten::view.dtype", "prims::view_of_dtype"):
         return "it reads the bits of values, which number domains do not carry"
     tags = _tags(target)
