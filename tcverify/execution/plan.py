@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from tcverify.domains import FLOAT64, Domain
 from tcverify.errors import TcverifyError, UnsupportedOp
 from tcverify.ops import Group, Op, drop_device, lookup, qualified_name, resolve, run_by_meaning, schema_of
 from tcverify.ops.leaves import leaves
+from tcverify.ops.signature import wrong_dtype
 from tcverify.program import Mesh, Program
 from tcverify.program.graph import RankConstant, Slot, constant_value
 from tcverify.program.values import NotSerialisable, ValueReader, encode_value
@@ -242,7 +244,8 @@ def _op_of(node: fx.Node, module: torch.nn.Module | None, domain: Domain) -> Op:
         op = lookup(node.target)
         if op.name.startswith("foreign::") and module is not None:
             return Op(op.name, run_by_meaning(node.target), aliases=True)  # type: ignore[arg-type]
-        return op
+        problem = wrong_dtype(node.target, node.args, node.kwargs)
+        return op if problem is None or op.run is None else replace(op, run=partial(_raise, problem), native=None)
     target = str(node.target)
     if node.op == "call_method":
         method = _carry_over if target in _CASTS and domain.carries else getattr(torch.Tensor, target, None)
@@ -263,6 +266,10 @@ def _op_of(node: fx.Node, module: torch.nn.Module | None, domain: Domain) -> Op:
 
 def _unsupported(op: Op, node: str) -> str:
     return f"{op.name} ({node}): {op.reason}"
+
+
+def _raise(problem: str, *_: Any, **__: Any) -> Any:
+    raise ValueError(problem)
 
 
 def _refuse(*_: Any, **__: Any) -> Any:

@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -26,6 +26,7 @@ from tcverify.errors import UnsupportedOp
 from tcverify.ops.collective import Group
 from tcverify.ops.dialects.aten import drop_device
 from tcverify.ops.op import Op
+from tcverify.ops.signature import wrong_dtype
 from tcverify.ops.spec import TensorSpec
 
 _CPU = torch.device("cpu")
@@ -195,24 +196,15 @@ _OF_VALUES = (
 _MANY_ELEMENTS = 1 << 24
 
 
-@cache
-def _dtypes_of(target: Any) -> tuple[tuple[int, str], ...]:
-    """The arguments of an op that are dtypes, which signatures call integers: positions and names."""
-    schema = getattr(target, "_schema", None)
-    declared = () if schema is None else schema.arguments
-    return tuple((i, one.name) for i, one in enumerate(declared) if "ScalarType" in str(one.real_type))
-
-
 def _propagate(op: Op, target: Any, args: Sequence[Any], kwargs: dict[str, Any], numbers: dict[int, int]) -> Any:
     """Run the op on tensors with these specs, and describe the results.
 
     Args:
         numbers: alias → number; results carry these numbers, and new ones behind them for storages of their own.
     """
-    for place, name in _dtypes_of(target):
-        code = args[place] if place < len(args) else kwargs.get(name)
-        if type(code) is int and code < 0:  # torch crashes on it
-            raise ShapeError(f"{op.name}: {name} is {code}, which is no dtype")
+    problem = wrong_dtype(target, args, kwargs)
+    if problem is not None:
+        raise ShapeError(f"{op.name}: {problem}")
     flat = _leaves((args, kwargs), [])
     specs = [leaf for leaf in flat if isinstance(leaf, TensorSpec)]
     elements = sum(spec.extent for spec in specs)

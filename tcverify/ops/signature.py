@@ -1,10 +1,10 @@
-"""Compares the signature of an op with that under which another library has defined it."""
+"""Compares the signature of an op with that under which another library has defined it, and calls with it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -104,4 +104,21 @@ def _ordered(fake: Callable[..., Any], op: Op) -> Callable[..., Any]:
     return call
 
 
-__all__ = ["fit_signature", "gives_more"]
+def wrong_dtype(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """What is wrong with a call that has an integer which is no dtype where a dtype is wanted: torch would crash, not raise."""
+    for place, name in _dtypes_of(target):
+        code = args[place] if place < len(args) else kwargs.get(name)
+        if type(code) is int and code < 0:
+            return f"{name} is {code}, which is no dtype"
+    return None
+
+
+@cache
+def _dtypes_of(target: Any) -> tuple[tuple[int, str], ...]:
+    """The arguments of an op that are dtypes, which signatures call integers: positions and names."""
+    schema = getattr(target, "_schema", None)
+    declared = () if schema is None else schema.arguments
+    return tuple((i, one.name) for i, one in enumerate(declared) if "ScalarType" in str(one.real_type))
+
+
+__all__ = ["fit_signature", "gives_more", "wrong_dtype"]

@@ -26,6 +26,7 @@ from tcverify.program import (
     shard,
     spmd_program,
 )
+from tcverify.verification.verifier import verify
 from tests.sizes import by_night
 
 Build = Callable[[GraphBuilder], Any]
@@ -457,3 +458,20 @@ def test_a_chain_of_thousands_of_nodes_runs() -> None:
     assert program.size == length
     again = program.with_graphs([program.graph(rank) for rank in range(2)])
     assert torch.equal(outputs(Lockstep().run(again))[1], X.values(PAIR, 1, 0))
+
+
+def test_an_integer_that_is_no_dtype_is_an_error_of_its_node() -> None:
+    """torch would crash on it, and so would the verifier."""
+
+    def build(b: GraphBuilder) -> fx.Node:
+        return b.call("aten::neg", b.input("x"))
+
+    def casts_to_nothing(gm: fx.GraphModule) -> fx.GraphModule:
+        (neg,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.neg.default)
+        neg.target, neg.args = torch.ops.aten.to.dtype, (neg.args[0], -1)
+        return gm
+
+    program = spmd_program(Mesh.grid({"tp": 2}), [InputSpec("x", (2, 4))], build)
+    verdict = verify(casts_to_nothing, program)
+    assert verdict.status == "refuted"
+    assert "'neg' raises ValueError: dtype is -1, which is no dtype" in verdict.findings[0].title

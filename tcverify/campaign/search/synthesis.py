@@ -28,7 +28,14 @@ _SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
 _INTEGERS = {"dim": (0, 1), "dim0": (0,), "dim1": (1,), "axis": (0, 1)}
 _LISTS = {"size": [_ROWS, _COLUMNS], "shape": [_ROWS, _COLUMNS], "dims": [1, 0]}
 _FLOATS = {"eps": 1e-6}
-_TEXTS = {"reduce_op": "sum", "reduction": "mean"}
+#: What arguments that are texts may say.
+TEXTS = {
+    "reduce_op": ("sum", "max", "avg", "min", "product"),
+    "reduce": ("sum", "amax", "mean", "amin", "prod"),
+    "reduction": ("mean",),
+    "rounding_mode": ("floor", "trunc"),
+    "approximate": ("none", "tanh"),
+}
 
 #: What stands for the rank, and for its group.
 _RANK, _GROUP = RankConstant("rank"), RankConstant("group")
@@ -106,7 +113,9 @@ def _value(argument: Any, choice: int, holes: Iterator[int]) -> Any:
         return _GROUP if "group" in name or name == "ranks" else [*_LISTS.get(name, [0])]
     if kind in ("float", "number", "Scalar"):
         return _FLOATS.get(name, (2.0, 0.5)[choice])
-    return {"bool": False, "str": _TEXTS.get(name), "ScalarType": (torch.bfloat16, torch.int64)[choice]}.get(kind)
+    return {"bool": False, "str": TEXTS.get(name, (None,))[0], "ScalarType": (torch.bfloat16, torch.int64)[choice]}.get(
+        kind
+    )
 
 
-__all__ = ["synthesise_calls"]
+__all__ = ["TEXTS", "synthesise_calls"]

@@ -12,6 +12,7 @@ import torch
 from torch.fx.node import map_aggregate
 
 from tcverify.campaign.search.edits.site import Edit, Site
+from tcverify.campaign.search.synthesis import TEXTS
 from tcverify.program import PARTIAL, VARYING, InputSpec, Placement, RankConstant, Recipe
 from tcverify.shrink.graph.argument_forms import forms_of
 from tcverify.shrink.graph.named_groups import group_of, says_group_size, with_group
@@ -25,13 +26,6 @@ WIDE = Recipe("wide")
 
 #: Dtypes that are tried in place of one.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
-
-#: What arguments of these names may say.
-_TEXTS = {
-    "reduce_op": ("sum", "max", "avg", "min", "product"),
-    "rounding_mode": ("floor", "trunc"),
-    "approximate": ("none", "tanh"),
-}
 
 
 def _leaves(step: SketchStep) -> list[tuple[int | str, Any]]:
@@ -79,7 +73,7 @@ def change_texts(site: Site) -> Iterator[Edit]:
         for where, value in _arguments(step):
             if isinstance(value, str):
                 name = names[where] if isinstance(where, int) and where < len(names) else str(where)
-                others = (text for text in _TEXTS.get(name, ()) if text != value)
+                others = (text for text in TEXTS.get(name, ()) if text != value)
                 yield from (
                     Edit(partial(_with_argument, site, step, where, text), (step.name,), text) for text in others
                 )
@@ -110,7 +104,7 @@ def _besides_default(name: str, default: Any) -> Sequence[Any]:
     if isinstance(default, bool):
         return [not default]
     if isinstance(default, str):
-        return [text for text in _TEXTS.get(name, ()) if text != default]
+        return [text for text in TEXTS.get(name, ()) if text != default]
     if isinstance(default, (int, float)):
         return [2 if default == 1 else default + 1, -1]
     return ()
